@@ -69,7 +69,11 @@ class Solver:
     def eigenvalues(self, a: pb.DistributedMatrix) -> np.ndarray:
         """Return the eigenvalues of a symmetric matrix, which it keeps; compute the eigenvectors, too."""
         cupy, job = self._library.runtime.cupy, ctypes.create_string_buffer(b"V")
-        copied, vectors, values = a.copy(), self._ctx.empty(a.descriptor), cupy.zeros(len(a))
+        copied, vectors, values = (
+            a.copy(),
+            self._ctx.empty(a.descriptor),
+            cupy.zeros(len(a), a.dtype.char.lower()),
+        )
         given = ctypes.addressof(job), FillMode.LOWER, len(a), copied, values, vectors
         self._call("Syevd", a, *given)
         return np.sort(cupy.asnumpy(values))

@@ -452,15 +452,19 @@ def eigenvalues() -> str:
 
 def eigenvalues_on_gpus() -> str:
     """Return the table of eigenvalues and eigenvectors on GPUs: seconds, and bytes of memory by number of a matrix."""
-    run = results.runs().get("eigenvalues_gpu-2-gpus")
-    if run is None:
+    found = [run for name, run in results.runs().items() if name.startswith("eigenvalues_gpu-")]
+    if not found:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
-    names = list(run.rows[0]["seconds"])
+    names = list(found[0].rows[0]["seconds"])
     rows = [
-        [str(row["case"]["n"]), *(f"{middle(row, name):.2f}, {row['bytes'][name]:.0f}" for name in names)]
+        [
+            str(run.ranks), row["case"].get("dtype", "float64"), str(row["case"]["n"]),
+            *(f"{middle(row, name):.2f}, {row['bytes'][name]:.0f}" if name in row["seconds"] else "" for name in names),
+        ]
+        for run in found
         for row in run.rows
-    ]
-    return f"{table(['n', *names], rows, len(names) + 1)}\n{source(run)}\n"
+    ]  # fmt: skip
+    return f"{table(['GPUs', 'type', 'n', *names], rows, len(names) + 3)}\n{source(found[-1])}\n"
 
 
 def _on(grid: str, run: Run) -> str:

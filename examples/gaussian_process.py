@@ -61,10 +61,13 @@ def derivative(x, y, length):
 
 def factored(ctx, layout, length):
     """Return the Cholesky factor of the kernel matrix of all points with noise; its scale is left out."""
+    xp = ctx.engine.xp  # CuPy on GPUs, which then compute the elements
+    known = xp.asarray(points)
 
     def elements(i, j):
-        values = kernel(points[i[:, 0]], points[j[0]], length)
-        values[i == j] += noise**2
+        values = kernel(known[xp.asarray(i[:, 0])], known[xp.asarray(j[0])], length)
+        _, *diagonal = np.intersect1d(i, j, return_indices=True)
+        values[tuple(map(xp.asarray, diagonal))] += noise**2
         return values
 
     k = ctx.from_function(elements, layout)
@@ -82,10 +85,14 @@ def likelihood(factor, y, scale):
 def gradient(ctx, factor, y, alpha, length, scale):
     """Return the gradient of the likelihood by the logarithms of the length and of the scale."""
     quadratic = trace = 0.0
+    xp = ctx.engine.xp
+    known = xp.asarray(points)
     for first in range(0, n, args.slab):
         last = min(first + args.slab, n)
         slab = ctx.from_function(
-            lambda i, j, of=first: derivative(points[i[:, 0]], points[of + j[0]], length),
+            lambda i, j, of=first: derivative(
+                known[xp.asarray(i[:, 0])], known[xp.asarray(of + j[0])], length
+            ),
             (n, last - first),
             block=args.block,
             grid=factor.descriptor.grid,

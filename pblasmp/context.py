@@ -226,7 +226,8 @@ class Context(Runtime[DistributedMatrix]):
         Args:
             function: called once on every rank with the row indices of its part as a column and the column indices as a
                 row (int64); returns the values, or anything that broadcasts to them. ``numpy.vectorize(f)`` makes one
-                of a function of two numbers.
+                of a function of two numbers. The indices are NumPy's. The values may be ``ctx.engine.xp``'s: a function
+                that begins with ``i, j = map(ctx.engine.xp.asarray, (i, j))`` is computed on the GPU, if there is one.
             descriptor, block, grid, source, dtype, order: as for :meth:`empty`.
 
         Raises:

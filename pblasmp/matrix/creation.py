@@ -288,14 +288,17 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
     return out
 
 
-def as_numbers(values: Any, name: str) -> NDArray[Any]:
-    """Return ``values`` as a NumPy array, or raise ArgumentError if they are not numbers, or masked. Local."""
+def as_numbers(values: Any, name: str, xp: Any = np) -> NDArray[Any]:
+    """Return ``values`` as an array of NumPy, or of ``xp``, or raise ArgumentError if they are not numbers, or masked.
+
+    Local.
+    """
     if isinstance(values, np.ma.MaskedArray):
         raise ArgumentError(
             f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"
         )
     try:
-        array = np.asarray(values)
+        array: NDArray[Any] = xp.asarray(values)
     except ValueError as error:  # rows of several lengths
         raise ArgumentError(f"{name}: {error}") from None
     if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
@@ -318,24 +321,29 @@ def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: La
         if not callable(function):
             raise ArgumentTypeError(f"function: expected a function of i and j, got {short_repr(function)}")
         out = ctx.allocate(descriptor)
-        host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
-            values = as_numbers(
-                on_arrays("from_function", function, rows[:, None], cols[None, :]), "from_function"
-            )
-            if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                raise ArgumentError(
-                    f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
-                )
-            try:
-                host[...] = values
-            except ValueError as error:
-                raise ArgumentError(
-                    f"from_function: {error}; expected values of shape {host.shape}"
-                ) from None
-        ctx.engine.from_host(out.local, host)
+            with ctx.engine.on_device():
+                _fill(out, on_arrays("from_function", function, rows[:, None], cols[None, :]))
     return out
+
+
+def _fill(out: Matrix, values: Any) -> None:
+    """Write what a function has returned, in arrays of NumPy or of the engine, to this rank's part. Local."""
+    engine, d = out.context.engine, out.descriptor
+    here = isinstance(values, engine.xp.ndarray)
+    if here and not engine.traits.computes(d.dtype):
+        values, here = engine.xp.asnumpy(values), False
+    place = out.local if here else out.like_on_host()
+    values = as_numbers(values, "from_function", engine.xp if here else np)
+    if values.dtype.kind == "c" and d.dtype.kind != "c":
+        raise ArgumentError(f"from_function: {values.dtype} does not convert to {d.dtype.name}")
+    try:
+        place[...] = values
+    except ValueError as error:
+        raise ArgumentError(f"from_function: {error}; expected values of shape {place.shape}") from None
+    if not here:
+        engine.from_host(out.local, place)
 
 
 def from_local(ctx: Runtime[Matrix], local: Any, descriptor: MatrixDescriptor) -> Matrix:

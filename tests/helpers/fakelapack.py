@@ -18,6 +18,7 @@ from scipy.linalg import lapack, solve_triangular
 
 from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor_source import MEETING
+from pblasmp.engines.gpu.types import DATA_TYPES
 
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
 _REAL = {
@@ -54,7 +55,28 @@ def cusolver() -> SimpleNamespace:
     for letter, kind in _TYPES.items():
         functions[f"{letter}potrf_bufferSize"] = lambda handle, fill, n, a, ld: n + 1
         functions[f"{letter}potrf"] = _potrf(letter, kind)
-    return SimpleNamespace(**functions)
+    return SimpleNamespace(
+        **functions, CUSOLVER_EIG_MODE_NOVECTOR=0, CUSOLVER_EIG_MODE_VECTOR=1, createParams=lambda: 7,
+        destroyParams=lambda params: None, xsyevd=_xsyevd,
+        xsyevd_bufferSize=lambda handle, params, job, fill, n, kind, *rest: (n + 2, n + 3),
+    )  # fmt: skip
+
+
+def _xsyevd(
+    handle: int, params: int, job: int, fill: int, n: int, kind: int, a: int, ld: int, real: int, w: int, compute: int,
+    work: int, size: int, memory: int, host_size: int, info: int,
+) -> None:  # fmt: skip
+    names = {int(number): name for name, number in DATA_TYPES.items()}
+    assert (params, fill, size, host_size, compute) == (7, 0, n + 2, n + 3, kind)
+    x, found = matrix(a, n, n, ld, names[kind]), vector(info, 1, "i4")
+    assert names[real] == _REAL[x.dtype].name
+    try:
+        values, vectors = np.linalg.eigh(x, "L")
+        vector(w, n, names[real])[...] = values
+        x[...] = vectors if job else np.nan
+        found[0] = 0
+    except np.linalg.LinAlgError:
+        found[0] = 1
 
 
 def _potrf(letter: str, kind: str) -> Callable[..., None]:

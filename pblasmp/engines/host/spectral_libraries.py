@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
-from ..arrays import move
+from ..arrays import move, same_memory
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
 from ..product import Product
 from ..protocol import Engine, Method
@@ -152,14 +152,21 @@ class LapackProduct(OneRankProduct):
 
     path = "LAPACK on one rank"
 
-    def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> tuple[Array, Array]:
+    def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> Array:
         from scipy.linalg import eigh
 
         how: dict[str, Any] = {} if subset is None else {"subset_by_index": subset, "driver": "evr"}
         if vectors and subset is None:
             how["driver"] = "evd"
         found = eigh(a, lower=True, overwrite_a=True, check_finite=False, eigvals_only=not vectors, **how)
-        return found if vectors else (found, found[:0])
+        values: Array = found[0] if vectors else found
+        if not vectors:
+            return values
+        columns = found[1]
+        place = a if subset is None else a[:, subset[0] : subset[1] + 1]
+        if not same_memory(columns, place):
+            place[...] = columns
+        return values
 
     def _svd(self, a: Array, *, vectors: bool) -> tuple[Array, Array, Array]:
         from scipy.linalg import svd

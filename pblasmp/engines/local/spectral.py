@@ -45,9 +45,10 @@ class SpectralProduct(FactorProduct):
 
     Attributes:
         always_scales: whether the library is only right for matrices whose largest elements are about 1.
+        replaces: whether the library writes the eigenvectors in the place of A.
     """
 
-    always_scales = False
+    always_scales = replaces = False
 
     def __init__(self, engine: Engine, problem: FactorProblem, work: MatrixDescriptor) -> None:
         self._engine, self._problem, self._a = engine, problem, work
@@ -75,7 +76,7 @@ class SpectralProduct(FactorProduct):
         if least == 0:
             return Found(values=np.empty(0, real))
         part = _LOWER if p.routine == "eigh" else None
-        a = new_part(self._engine, work)
+        a = self._new(work, p.d, given.d, keep=given.a)
         if part is not None:
             a[...] = 0
         move(self._engine, p.a, work, (given.a, a), part)
@@ -87,7 +88,7 @@ class SpectralProduct(FactorProduct):
                 if layout is not None:
                     array[...] = math.nan
             return Found(values=np.full(last + 1 - first, math.nan, real))
-        layouts, places = self._places(wanted)
+        layouts, places = self._places(wanted, a)
         column = 0
         if p.routine == "eigh":
             info, values, column = self._eigenvalues(a, places["d"])
@@ -114,8 +115,15 @@ class SpectralProduct(FactorProduct):
         self._engine.operations.scale_by_power(array, exponent)
         return size, exponent
 
+    def _new(self, work: MatrixDescriptor, d: MatrixDescriptor | None, array: Array, keep: Array) -> Array:
+        """Return an array to compute in: the result's if eigenvectors replace A and one rank has all. Collective."""
+        alone = self.replaces and self._engine.transport.size == 1 and self._problem.routine == "eigh"
+        if alone and d is not None and is_in(d, work) and not self._engine.overlap(array, keep):
+            return array
+        return new_part(self._engine, work)
+
     def _places(
-        self, wanted: dict[str, tuple[MatrixDescriptor | None, Any]]
+        self, wanted: dict[str, tuple[MatrixDescriptor | None, Any]], a: Array
     ) -> tuple[dict[str, MatrixDescriptor], dict[str, Any]]:
         """Return the layouts of vectors while they are computed, and arrays, the results' own if they fit.
 
@@ -128,7 +136,10 @@ class SpectralProduct(FactorProduct):
             if x is not None:
                 shape = self._a.shape if self._problem.routine == "eigh" else x.shape
                 layouts[name] = work = replace(self._a, shape=shape)
-                places[name] = array if is_in(x, work) else new_part(self._engine, work)
+                if self.replaces and self._problem.routine == "eigh":
+                    places[name] = a
+                else:
+                    places[name] = array if is_in(x, work) else new_part(self._engine, work)
         return layouts, places
 
     def _home(
@@ -144,6 +155,8 @@ class SpectralProduct(FactorProduct):
 class OneRankProduct(SpectralProduct):
     """Eigenvalues or singular values by the first rank, for which the others wait."""
 
+    replaces = True
+
     def __init__(self, engine: Engine, problem: FactorProblem) -> None:
         x = problem.a
         shape = tuple(max(1, each) for each in x.shape)
@@ -151,8 +164,10 @@ class OneRankProduct(SpectralProduct):
             engine, problem, MatrixDescriptor(x.shape, shape, Grid(1, 1), dtype=x.dtype, order="F")
         )
 
-    def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> tuple[Array, Array]:
-        """Return eigenvalues, on the host, and eigenvectors if they are asked for; ``a`` may be overwritten. Local.
+    def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> Array:
+        """Return eigenvalues, on the host, with ``vectors`` their eigenvectors in the same columns of ``a``. Local.
+
+        The rest of A may be overwritten.
 
         Raises:
             numpy.linalg.LinAlgError: they are not found.
@@ -168,13 +183,9 @@ class OneRankProduct(SpectralProduct):
         raise NotImplementedError
 
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
-        def compute() -> Array:
-            values, vectors = self._eigh(a, self._problem.subset, vectors=z is not None)
-            if z is not None:
-                z[:, : vectors.shape[1]] = vectors
-            return values
-
-        return *self._alone(compute), 0
+        subset = self._problem.subset
+        info, values = self._alone(lambda: self._eigh(a, subset, vectors=z is not None))
+        return info, values, subset[0] if subset else 0
 
     def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
         def compute() -> Array:

@@ -100,6 +100,28 @@ def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
             yield case, None if found == "panels" else f"{found}, expected panels"
 
 
+def test_one_gpu_computes_in_the_place_of_the_eigenvectors(ctx: pb.Context, monkeypatch: Any) -> None:
+    """There is one matrix besides A, wherever the eigenvectors are wanted; cuSOLVER says if it does not converge."""
+    from cupy_backends.cuda.libs import cusolver
+
+    solve, places = cusolver.xsyevd, []
+    monkeypatch.setattr(cusolver, "xsyevd", lambda *given: [places.append(given[6]), solve(*given)])
+    x = np.random.default_rng(84).standard_normal((9, 9))
+    w, v = np.linalg.eigh(x + x.T)
+    for order in "FC":
+        a = scattered(ctx, pb.MatrixDescriptor((9, 9), (4, 4), pb.Grid(1, 1), order=order), x + x.T)
+        found, vectors = pb.linalg.eigh(a)
+        assert np.allclose(found, w)
+        assert np.allclose(abs(vectors.allgather()), abs(v))
+        assert (places.pop() == vectors.local.data.ptr) == (order == "F")
+        found, vectors = pb.linalg.eigh(a, subset_by_index=(3, 5))
+        assert np.allclose(found, w[3:6])
+        assert np.allclose(abs(vectors.allgather()), abs(v[:, 3:6]))
+    monkeypatch.setattr(np.linalg, "eigh", lambda *given: np.linalg.cholesky(np.zeros((1, 1))))
+    with pytest.raises(pb.FactorizationError, match="INFO is 1"):
+        pb.linalg.eigh(a)
+
+
 @pytest.mark.parametrize("nranks", [*only_long(1, 2), 4])
 @starts_ranks
 def test_everything(nranks: int, stand_in: Callable[..., str]) -> None:

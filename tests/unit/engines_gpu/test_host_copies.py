@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import pblasmp as pb
 from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.engines.gpu.runtime.host_copies import HostCopies
 from tests.helpers.fakegpu import FakeGpu
@@ -170,3 +172,26 @@ def test_simulated_copies_refuse_the_pitches_that_cuda_refuses(monkeypatch, pitc
     with nullcontext() if fits else pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="pitch"):
         cupy.cuda.runtime.memcpy2DAsync(memory, pitch, memory, 8, 8, height, TO_DEVICE, 0)
     assert not whole.any()
+
+
+def test_what_a_function_computes_on_the_gpu_stays_there(ctx, lib, monkeypatch):
+    """Values in the engine's arrays are not copied to the host and back; what is wrong with them is said."""
+    xp = ctx.engine.xp
+    monkeypatch.setattr(type(ctx.engine), "from_host", None)
+
+    def values(i, j):
+        return xp.asarray(i) * 10.0 + xp.asarray(j)
+
+    whole = np.arange(5)[:, None] * 10.0 + np.arange(4)
+    for order, dtype in itertools.product("CF", ("float32", "complex128")):
+        a = ctx.from_function(values, (5, 4), block=2, order=order, dtype=dtype)
+        assert np.array_equal(a.on_host(), whole)
+    for wrong, words in (
+        (lambda i, j: values(i, j) * 1j, "complex128 does not convert to float64"),
+        (lambda i, j: values(i, j)[:2], "expected values of shape"),
+    ):
+        with pytest.raises(pb.ArgumentError, match=words):
+            ctx.from_function(wrong, (5, 4), block=2)
+    monkeypatch.undo()
+    narrow = ctx.from_function(values, (5, 4), block=2, dtype="bfloat16")  # which CuPy lacks
+    assert np.array_equal(narrow.on_host().astype(float), whole)
