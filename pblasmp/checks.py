@@ -23,8 +23,6 @@ from .runtime.reading import check_operands, context_of, refuse
 from .runtime.runtime import Runtime
 from .verification import Verification, apply
 
-__all__ = ["of_eigenpairs", "verify"]
-
 Array = NDArray[Any]
 Matrix = DistributedMatrix
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .matrix.io import Progress
 
-__all__ = ["Context"]
-
 
 @public_face
 class Context(Runtime[DistributedMatrix]):

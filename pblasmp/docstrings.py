@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from .layout.routines import ROUTINES, VECTOR_ROUTINES, Routine, VectorRoutine
 
-__all__ = ["described", "public_face"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 Class = TypeVar("Class", bound=type)

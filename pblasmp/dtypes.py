@@ -11,20 +11,6 @@ import numpy as np
 
 from .errors import ArgumentError, ArgumentTypeError, short_repr
 
-__all__ = [
-    "DTYPES",
-    "ELEMENT_TYPES",
-    "FLOAT8",
-    "ElementType",
-    "accumulation_dtype",
-    "as_dtype",
-    "element_type",
-    "is_float8",
-    "is_foreign",
-    "result_dtype",
-    "scalar",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ElementType:

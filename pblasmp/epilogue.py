@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
     from .layout import MatmulProblem, MatrixDescriptor
 
-__all__ = [
-    "BLOCK",
-    "Activation",
-    "Epilogue",
-    "Scales",
-    "aux_layout",
-    "bias_dtype",
-    "block_scales",
-    "vector_length",
-]
-
 Activation = Literal["relu", "gelu", "drelu", "dgelu"]
 
 _FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from .errors import LibraryNotFoundError
 
-__all__ = ["install", "required"]
-
 
 @contextmanager
 def required(what: str, extra: str) -> Iterator[None]:

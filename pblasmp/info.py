@@ -18,8 +18,6 @@ from .launch import python_command
 from .launchers import find_launcher, kind_of_library
 from .resources import usable_cores
 
-__all__ = ["collect", "launcher_problem"]
-
 Facts = dict[str, Any]
 
 _GPU_PACKAGES = (

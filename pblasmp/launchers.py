@@ -18,21 +18,6 @@ from typing import NamedTuple
 from .errors import LibraryNotFoundError
 from .extras import install
 
-__all__ = [
-    "LAUNCHERS",
-    "PROCESSES",
-    "Launcher",
-    "LauncherKind",
-    "NoLauncher",
-    "Surroundings",
-    "ancestors",
-    "find_launcher",
-    "kind_of_library",
-    "parent_rank",
-    "ranks_here",
-    "surroundings",
-]
-
 PROCESSES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
 """What the processes of launchers are called."""
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["hook", "register", "submodule"]
-
 
 def submodule(package: str, name: str) -> object:
     """Return a module of a package. Local.

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from .errors import ArgumentError
 from .launchers import surroundings
 
-__all__ = ["VARIABLE", "logger", "show_logs"]
-
 VARIABLE = "PBLASMP_LOG"
 
 logger = logging.getLogger("pblasmp")

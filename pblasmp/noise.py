@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .context import Context
 
-__all__ = ["Noise", "Trial", "trials", "wrong_runs"]
-
 Array = Any
 
 _VALUES = 50  # that runs go through

@@ -17,8 +17,8 @@ from .engines.request import AnyProblem, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.factor_problem import FactorProblem
-from .layout.level3_problem import ROUTINES, with_c_like_d
-from .layout.routines import VECTOR_ROUTINES
+from .layout.level3_problem import with_c_like_d
+from .layout.routines import ROUTINES, VECTOR_ROUTINES
 from .layout.schemes import FORMS
 from .linalg import CALLS
 from .linalg.former import Former
@@ -32,9 +32,6 @@ from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
     from .runtime.plans import Plan, UserCall
-
-__all__ = ["algorithms", "plan", "tune"]
-
 
 _FORMER_NAMES = {"lu": "lu_factor"}  # as plain strings, which have no module
 _VECTORS = [name for name, row in VECTOR_ROUTINES.items() if row.twin]

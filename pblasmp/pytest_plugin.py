@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["run_mpi"]
-
 
 @pytest.fixture(scope="session")
 def run_mpi() -> Callable[..., list[Any]]:

@@ -14,16 +14,6 @@ from pathlib import Path
 
 from .launchers import ranks_here
 
-__all__ = [
-    "available_bytes",
-    "core_quota",
-    "machine_cores",
-    "memory_bytes",
-    "own_cores",
-    "rank_share",
-    "usable_cores",
-]
-
 _ROOT = Path("/")
 _MEMORY = (  # of each version: the limit, what is used, and which part of that gives way
     ("memory.max", "memory.current", "inactive_file"),

@@ -11,8 +11,6 @@ from typing import Any
 from .comm import Communicator
 from .engines.protocol import Engine
 
-__all__ = ["device_seconds", "host_seconds", "in_a_row", "repeated", "samples", "slowest"]
-
 _MOST = 200  # runs in a sample
 _FIRST = 2  # runs of a plan before those that only repeat
 

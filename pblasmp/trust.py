@@ -21,8 +21,6 @@ from typing import BinaryIO
 
 from .errors import ArgumentError
 
-__all__ = ["fault_of", "make_private", "on_the_way", "open_trusted", "private_folder"]
-
 _MOST_LINKS = 40  # as in Linux
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

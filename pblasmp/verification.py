@@ -33,10 +33,7 @@ from .runtime.reading import check_operands, context_of
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from .layout.problem import Op
-    from .layout.schemes import Scheme
-
-__all__ = ["Verification", "apply", "verify"]
+    from .layout.schemes import Op, Scheme
 
 _VECTORS = 8
 _LINES = 32  # rows, and as many columns, with NaN or infinities that are recomputed

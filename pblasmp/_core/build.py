@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["LIBRARY", "build", "digest"]
-
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(path.name for path in _HERE.glob("*.[ch]")))
 LIBRARY = _HERE / "core.linux.so"  # of a name with two dots no importer takes it for a module

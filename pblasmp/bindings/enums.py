@@ -16,28 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "C_ENUMS",
-    "ComputeType",
-    "DataType",
-    "DiagType",
-    "EmulationStrategy",
-    "FillMode",
-    "GridLayout",
-    "GridMapping",
-    "MantissaControl",
-    "MatmulAlgoType",
-    "MatmulAttribute",
-    "MatmulEpilogue",
-    "MatrixScale",
-    "Operation",
-    "ResultScheme",
-    "SideMode",
-    "SolverStatus",
-    "SpecialValuesSupport",
-    "Status",
-]
-
 
 class _VersionedEnum(IntEnum):
     """An enumeration that grew: ``NAME = value`` or ``NAME = value, since``."""

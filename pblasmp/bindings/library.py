@@ -19,20 +19,6 @@ from .enums import SolverStatus, Status
 from .solver_table import OLDEST_SOLVER, SOLVER_FUNCTIONS
 from .table import FUNCTIONS, OLDEST, Function, ctype
 
-__all__ = [
-    "CUBLASMP",
-    "CUSOLVERMP",
-    "ENVIRONMENT",
-    "TOO_OLD",
-    "CLibrary",
-    "Library",
-    "LibraryPlace",
-    "SolverLibrary",
-    "open_library",
-    "path_of",
-    "version_text",
-]
-
 ENVIRONMENT = "PBLASMP_CUBLASMP"
 TOO_OLD = (
     "cuBLASMp 0.4 and older are not supported: they communicate through CAL, not NCCL."

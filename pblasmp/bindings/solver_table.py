@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from .table import Function, parameters
 
-__all__ = ["OLDEST_SOLVER", "SOLVER_FUNCTIONS"]
-
 OLDEST_SOLVER = 800
 """The oldest supported version: earlier ones cannot change the stream, and those before 0.7 have no NCCL."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from ..layout.routines import ROUTINES
 from .enums import C_ENUMS
 
-__all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype", "parameters"]
-
 OLDEST = 500
 """The oldest supported version; earlier ones take a CAL communicator instead of NCCL's."""
 

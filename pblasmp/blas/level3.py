@@ -17,23 +17,7 @@ from ..runtime.matrix_calls import MatrixCall
 
 if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Side, Uplo
-    from ..layout.problem import Op
-
-__all__ = [
-    "geadd",
-    "hemm",
-    "her2k",
-    "herk",
-    "herkx",
-    "routine_call",
-    "symm",
-    "syr2k",
-    "syrk",
-    "syrkx",
-    "tradd",
-    "trmm",
-    "trsm",
-]
+    from ..layout.schemes import Op
 
 Matrix = DistributedMatrix
 

@@ -24,8 +24,6 @@ from ..runtime.matrix_calls import MatrixCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, number, sub_matrices
 from ..runtime.runtime import Runtime
 
-__all__ = ["VectorCall", "after_agreement", "column", "computed", "same", "typed"]
-
 Given = Mapping[str, Any]  # operands by name; None if absent
 
 

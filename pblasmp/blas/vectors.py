@@ -16,30 +16,7 @@ from .vector_calls import VectorCall, column, computed, same
 
 if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Uplo
-    from ..layout.problem import Op
-
-__all__ = [
-    "amax",
-    "asum",
-    "axpy",
-    "copy",
-    "dot",
-    "dotc",
-    "gemv",
-    "ger",
-    "gerc",
-    "hemv",
-    "her",
-    "her2",
-    "nrm2",
-    "scal",
-    "swap",
-    "symv",
-    "syr",
-    "syr2",
-    "trmv",
-    "trsv",
-]
+    from ..layout.schemes import Op
 
 Matrix = DistributedMatrix
 

@@ -34,8 +34,6 @@ from .reports import Reporter
 
 _LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as its host queues the product
 
-__all__ = ["as_values", "measure", "plan_file", "plan_model", "plan_sizes", "print_plan"]
-
 
 def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str | None) -> Machine:
     """Measure this machine on each number of ranks, and write its file. Collective over ranks.

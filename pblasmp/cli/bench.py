@@ -24,8 +24,6 @@ from ..timing import samples
 from .ranks import on_ranks
 from .reports import Reporter
 
-__all__ = ["BenchOptions", "Separate", "bench", "default_shapes", "measure", "print_bench", "require_even"]
-
 _SPLIT = {
     "allgather_matmul": "T",
     "matmul_reduce_scatter": "TK",

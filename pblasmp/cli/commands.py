@@ -25,8 +25,6 @@ from .reports import describe, is_bad_input, warnings_to
 from .signals import reraise
 from .terminal import caution, complain, console, leading, plain, print_json
 
-__all__ = ["cli", "run_command_line"]
-
 
 def run_command_line() -> NoReturn:
     """Run the command line and exit: with status 1 for a failure, 2 for bad input. Local."""

@@ -30,18 +30,6 @@ from ..problems.files import (
 )
 from .terminal import plain
 
-__all__ = [
-    "check_files",
-    "describe_problem",
-    "legal",
-    "parse",
-    "print_checked",
-    "print_list",
-    "print_shares",
-    "read_text",
-    "shipped",
-]
-
 STDIN = "-"
 _NAME_OF_STDIN = "<stdin>"
 _MOST_RANKS_TOLD = 4096

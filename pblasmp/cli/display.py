@@ -9,8 +9,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from .reports import Reporter
 from .terminal import console, use_color
 
-__all__ = ["Display"]
-
 
 class Display(Reporter):
     """Progress on the terminal that stderr is connected to, a line for each step. A context manager."""

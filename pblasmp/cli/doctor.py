@@ -29,8 +29,6 @@ from .reports import Reporter
 from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from .terminal import leading, plain
 
-__all__ = ["diagnose", "print_diagnosis", "print_seats"]
-
 _ORDER = 384
 _SLOW = 0.5  # of the speed in the machine's file
 _MORE = {"path": ("mpirun", "MPI library"), "blas": ("numpy", "scipy")}  # what else is printed, of which

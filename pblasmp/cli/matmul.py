@@ -23,7 +23,7 @@ from ..engines.choose import EngineName
 from ..errors import ArgumentError
 from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
-from ..layout.problem import Op
+from ..layout.schemes import Op
 from ..matrix.creation import default_block
 from ..matrix.distributed import DistributedMatrix
 from ..matrix.io.formats import Source, element_type
@@ -33,9 +33,6 @@ from .options import require_directory
 from .ranks import on_ranks
 from .reports import Reporter
 from .terminal import plain
-
-__all__ = ["ProductOptions", "multiply", "print_result"]
-
 
 _NAMED = re.compile(r"(.+\.(?:h5|hdf5|zarr)):(.+)", re.IGNORECASE)  # a file, and the matrix in it
 _MOST_REPEATS = 5

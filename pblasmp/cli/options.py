@@ -19,12 +19,6 @@ from ..layout.schemes import FORMS
 from ..resources import usable_cores
 from .terminal import use_color
 
-__all__ = [
-    "BLOCK", "DEFAULT_RANKS", "FILE", "GRID", "NUMBER", "OPS", "SIZES", "SPAN", "TOKENS", "DescriptorFile", "algo",
-    "as_json", "common", "engine", "examples", "factorizations", "model", "of_shapes", "products", "ranks",
-    "real_dtype", "require_directory",
-]  # fmt: skip
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_RANKS = min(4, usable_cores())

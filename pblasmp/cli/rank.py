@@ -13,8 +13,6 @@ from ..launchers import surroundings
 from ..logs import show_logs
 from .reports import Channel, LogHandler, warnings_to
 
-__all__ = ["main"]
-
 
 def main(directory: Path) -> int:
     """Do the work ordered in ``directory`` and report its outcome there. Collective over the job's ranks."""

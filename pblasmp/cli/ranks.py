@@ -24,8 +24,6 @@ from .options import DEFAULT_RANKS
 from .reports import Channel, Reporter
 from .terminal import caution, is_terminal, plain
 
-__all__ = ["FailureError", "on_ranks"]
-
 _RANK = (  # imports leave no garbage; main() enables the collector
     "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.rank import main; "
     "sys.exit(main(Path(sys.argv[1])))"

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..layout.routines import ROUTINES
 
-__all__ = ["OPS", "dense", "touched"]
-
 Array = NDArray[Any]
 Flags = Mapping[str, str]
 

@@ -19,8 +19,6 @@ import click
 
 from ..errors import ClosedError, FactorizationError, PblasmpError, StatusError
 
-__all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input", "warnings_to"]
-
 Event = dict[str, Any]
 _PACKAGE = Path(__file__).parents[1]
 

@@ -24,15 +24,6 @@ from .ranks import on_ranks
 from .reference import dense, touched
 from .reports import Reporter
 
-__all__ = [
-    "integers",
-    "needed_bytes",
-    "print_run",
-    "run_file",
-    "run_parallel",
-    "run_routine",
-]
-
 
 def run_file(
     file: str, nranks: int | None, max_ranks: int | None, engine: str, algo: str = "auto"

@@ -23,8 +23,6 @@ from ..engines.gpu.runtime.device import VISIBLE, gpus_of_machine, visible_gpus
 from ..resources import available_bytes, memory_bytes
 from .reports import Reporter
 
-__all__ = ["Seat", "faults_of_seats", "lines_of_seats", "seats_of_ranks"]
-
 _LEAST_BYTES = 1 << 30  # of memory for a rank
 _SHARED_BYTES = 16 << 20  # of /dev/shm for a rank: connections of NCCL and MPI take about 10 MiB each
 _INFINIBAND = Path("/sys/class/infiniband")

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "end_on_signals", "let_signals_end", "reraise", "settle"]
-
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_SECONDS = 0.05

@@ -19,8 +19,6 @@ from ..launchers import PROCESSES, ancestors, surroundings
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["caution", "complain", "console", "is_terminal", "leading", "plain", "print_json", "use_color"]
-
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # all but the line feed
 

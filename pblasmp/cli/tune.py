@@ -20,8 +20,6 @@ from .ranks import on_ranks
 from .reports import Reporter
 from .terminal import plain
 
-__all__ = ["TuneOptions", "print_tuned", "tune"]
-
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:

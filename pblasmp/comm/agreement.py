@@ -26,11 +26,6 @@ from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
 
-__all__ = [
-    "CLOSING", "NUMBER", "Agreement", "Launched", "Ready", "Running", "break_off", "closing", "compare_later",
-    "differs_in", "gather_on", "is_agreed", "late_vote", "launch_on", "leave", "vote_on",
-]  # fmt: skip
-
 NUMBER = "number of the call"
 """The fact that differs if ranks make the same call in different ways, or with different arguments."""
 

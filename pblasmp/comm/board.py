@@ -31,8 +31,6 @@ from .post import Post
 from .shared_memory import SharedMemory
 from .side_channel import nap
 
-__all__ = ["BUSY_SECONDS", "NAP_SECONDS", "YIELDS", "Board", "make_boards", "open_boards"]
-
 YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core
 NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read

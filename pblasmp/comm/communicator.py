@@ -14,20 +14,6 @@ from numpy.typing import NDArray
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
-__all__ = [
-    "Array",
-    "Communicator",
-    "Request",
-    "Votes",
-    "allgather_alike",
-    "bytes_of",
-    "chunks",
-    "chunks_of_elements",
-    "described",
-    "gather_numbers",
-    "greatest",
-]
-
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 
 Array = NDArray[Any]

@@ -24,20 +24,6 @@ from ..layout.grid import Grid
 from ..layout.intersection import Piece, common_counts, copy, intersect
 from .communicator import Communicator, Request
 
-__all__ = [
-    "SLOTS",
-    "Cell",
-    "CellArrays",
-    "Cells",
-    "Exchange",
-    "NodeCells",
-    "Side",
-    "ends",
-    "filled_up",
-    "message_elements",
-    "piece_of",
-]
-
 Coords = tuple[int, int]
 Numbers = NDArray[np.int64]
 

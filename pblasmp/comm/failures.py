@@ -17,8 +17,6 @@ from typing import Any, Protocol
 from .agreement import closing, is_reported_here
 from .communicator import Communicator
 
-__all__ = ["watch"]
-
 
 class Ending(Protocol):
     """A context, which is notified when the process ends."""

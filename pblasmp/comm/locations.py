@@ -19,20 +19,6 @@ from ..errors import ArgumentError
 from ..launchers import ranks_here
 from ..resources import core_quota, machine_cores, own_cores
 
-__all__ = [
-    "Location",
-    "began",
-    "interfaces",
-    "machine",
-    "machines_of",
-    "most_ranks",
-    "nodes_of",
-    "ranks_per_node",
-    "share_of_cores",
-    "this_process",
-    "unlike_interfaces",
-]
-
 
 class Location(NamedTuple):
     """Where a rank runs.

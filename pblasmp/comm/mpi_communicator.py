@@ -25,8 +25,6 @@ from .side_channel import Meeting, SideChannel, broken_channels, number_open
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["FINALIZED", "check_world", "duplicate_of", "mpi", "world_ranks"]
-
 _DATA, _NOTE = (
     0,
     1,

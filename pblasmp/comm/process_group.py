@@ -27,8 +27,6 @@ from .communicator import Communicator, Votes, chunks, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
-__all__ = ["from_group"]
-
 _TIMEOUT = timedelta(days=7)  # a rank may compute for any time; one that ends is noticed at once
 _LOOK_SECONDS = 0.05
 # the same on every rank: the ranks of a group make communicators in the same order

@@ -14,8 +14,6 @@ from .. import _core
 from .board import BUSY_SECONDS, NAP_SECONDS, YIELDS
 from .communicator import Communicator
 
-__all__ = ["Progress", "await_flag"]
-
 
 class Progress:
     """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.

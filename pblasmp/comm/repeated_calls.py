@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from ..errors import RankMismatchError
 from .agreement import NUMBER, Agreement, differs_in
 
-__all__ = ["RepeatedCalls", "agree_after"]
-
 _KEPT = 512
 
 T = TypeVar("T")

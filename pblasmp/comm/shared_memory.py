@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from .communicator import Communicator, allgather_alike
 
-__all__ = ["SharedMemory"]
-
 
 class SharedMemory:
     """One growing buffer shared by the ranks of a node. Every method is collective over ``node``.

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError, RankMismatchError
 
-__all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of", "where_others_wait"]
-
 YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
 WOKEN_YIELDS = 100  # the same if another rank ends the sleep: meanwhile, ranks that work have one core less
 SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless

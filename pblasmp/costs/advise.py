@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 Where = str | PathLike[str] | Machine
 
-__all__ = [
-    "Advice",
-    "Choice",
-    "LayerAdvice",
-    "MoveAdvice",
-    "advise",
-    "advise_layers",
-    "advise_move",
-    "perfect",
-    "scale",
-]
-
 _BLOCKS = (64, 128, 256, 512, 1024)
 _ENOUGH = 1.03  # an imbalance that a smaller block need not improve
 _HOST = ("shared", "gathered", "panels")

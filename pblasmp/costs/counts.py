@@ -30,8 +30,6 @@ from ..layout.pieces import STRIP
 from ..layout.value import Numbers
 from .dry_engine import DryEngine, Ranks
 
-__all__ = ["Counts", "Move", "classes", "counts_of"]
-
 _PAIRS = 1 << 16  # pairs of cells looked at together
 
 Move = tuple[Side, Side]

@@ -32,16 +32,6 @@ from ..layout.pieces import LocalPart, Trapezoid
 from ..layout.value import Shapes
 from .ghosts import Ghost, ghost
 
-__all__ = [
-    "DryEngine",
-    "DryOperations",
-    "DryTransport",
-    "LogEntry",
-    "PlannedExchange",
-    "Ranks",
-    "pivots_anywhere",
-]
-
 _PLENTY = 1 << 62
 _GOLDEN = 0.6180339887498949  # its multiples are dealt evenly between whole numbers
 _MOST_EXCHANGES = 1 << 13  # on a rank: each is planned and counted by itself

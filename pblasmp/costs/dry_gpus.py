@@ -17,8 +17,6 @@ from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.tensor.algorithms import MESSAGES
 from .dry_engine import DryEngine, DryOperations, DryTransport, PlannedExchange
 
-__all__ = ["DryGpuEngine"]
-
 
 class _DryGpuTransport(DryTransport):
     """The transport of a GPU: no memory is shared, and no message is cut."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 
-__all__ = ["Ghost", "ghost"]
-
 _MOST_BYTES = 1 << 60
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from ..errors import ArgumentError, counted, short_repr
 from ..problems.files import find, load_table, to_toml
 
-__all__ = ["Link", "Machine", "NodeOf", "load_machine", "machine_from", "machine_toml", "with_ranks"]
-
 _TOP = {
     "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
     "ranks",

@@ -20,8 +20,6 @@ from ..layout.value import LINKS, Kernel, Shapes, Traffic, bytes_text
 from .machines import Machine, NodeOf, load_machine
 from .traffic import move_traffic, operands_bytes, size_of, traffic
 
-__all__ = ["FLOPS", "Prediction", "kernel_seconds", "kind_of", "predict", "time_of_move", "time_text"]
-
 _PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measured: see the validation
 _WIDE = (0.5, 2.0)  # for all else
 FACTORED = ("cholesky", "lu", "qr", "lstsq", "triangular")

@@ -27,8 +27,6 @@ from ..errors import PblasmpError
 from .dry_engine import Ranks
 from .traffic import asked_problem, dtype_of, operands_of, size_of
 
-__all__ = ["DryRun", "dry_run"]
-
 Array = NDArray[Any]
 
 

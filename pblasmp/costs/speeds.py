@@ -25,8 +25,6 @@ from ..timing import in_a_row, repeated, samples
 from .machines import machine_from
 from .predict import FACTORED, kind_of, predict
 
-__all__ = ["measure_calls", "measure_ranks", "measure_speed"]
-
 _ROUNDS = 5  # the speed of a machine changes within seconds: rounds lie apart
 _QUEUED = 8  # runs
 _LONG = 1.0  # seconds: nothing that would take longer

@@ -25,17 +25,6 @@ from .counts import Counts, Move, classes, counts_of
 from .dry_engine import DryEngine, LogEntry, Ranks
 from .ghosts import Ghost
 
-__all__ = [
-    "asked_problem",
-    "dtype_of",
-    "move_traffic",
-    "operands_bytes",
-    "operands_of",
-    "size_of",
-    "traffic",
-]
-
-
 _LARGEST = 2**63 - 1
 _PARTS = 8  # in which GPUs take the tokens of tensor-parallel products
 

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from ..layout.grid import Grid
     from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
-__all__ = [
-    "PALETTE",
-    "Block",
-    "Colors",
-    "MatrixView",
-    "block_count",
-    "blocks",
-    "formula",
-    "grid_in_words",
-    "sizes",
-    "views",
-]
-
-
 PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
 """Light colors that the color-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
 

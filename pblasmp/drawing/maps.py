@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..layout.grid import Grid
     from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
-__all__ = ["show"]
-
 _MOST_LINES = 32  # of a map, and of the table of ranks
 _SHADE = 0.9  # brightness of every other block if adjacent blocks are on the same rank
 

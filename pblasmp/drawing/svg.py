@@ -27,8 +27,6 @@ from .labels import PALETTE, Block, Colors, MatrixView, block_count, blocks, for
 if TYPE_CHECKING:
     from ..problems.files import FactorFile, ProblemFile, RoutineFile
 
-__all__ = ["Drawing", "draw"]
-
 _SIDE = 260.0  # the longest side of a matrix
 _ELEMENT = 26.0  # the largest side of an element
 _THIN = 8.0  # the shortest side of a matrix

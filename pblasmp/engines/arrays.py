@@ -14,19 +14,6 @@ from ..layout import MatrixDescriptor, Trapezoid
 from .protocol import Engine
 from .request import LocalArray, Operands
 
-__all__ = [
-    "address",
-    "as_numpy",
-    "blas_operand",
-    "move",
-    "new_part",
-    "overlap",
-    "same_memory",
-    "scale",
-    "set_diagonal",
-    "window_of",
-]
-
 
 def as_numpy(xp: Any, array: LocalArray) -> NDArray[Any]:
     """Return what an array of the module ``xp`` holds as a NumPy array: itself if it is one, else a copy. Local."""

@@ -15,8 +15,6 @@ from .protocol import Engine
 if TYPE_CHECKING:
     from ..bindings import Library
 
-__all__ = ["NAMES", "EngineName", "choose_engine"]
-
 EngineName = Literal["auto", "host", "cublasmp"]
 NAMES: tuple[str, ...] = get_args(EngineName)
 """What users and the command line may ask for."""

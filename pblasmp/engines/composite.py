@@ -21,8 +21,6 @@ from .product import Bound, Graphs, Product, Workspace
 from .protocol import Engine
 from .request import Operands, Options
 
-__all__ = ["Composite", "ExchangeMove", "MovedProduct", "QueuedProduct", "WrappedProduct"]
-
 Array = Any
 Takes = Callable[[Operands], Operands]
 

@@ -22,12 +22,7 @@ from .protocol import Engine, Method
 from .request import AnyProblem, Operands, Options
 
 if TYPE_CHECKING:
-    from ..layout.parallel import Form
-
-__all__ = [
-    "Verdict", "check_parallel", "choose", "known_for", "library_refusal", "names", "plain_refusal", "prepare",
-    "prepare_step", "survey", "travel_refusal", "type_refusal",
-]  # fmt: skip
+    from ..layout.schemes import Form
 
 Planned = Operands | None
 

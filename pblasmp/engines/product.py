@@ -19,16 +19,6 @@ from ..comm import Ready
 from ..errors import UnsupportedError
 from .request import LocalArray, Operands
 
-__all__ = [
-    "Bound",
-    "FactorProduct",
-    "Found",
-    "Graphs",
-    "Product",
-    "RecordedGraph",
-    "Workspace",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Workspace:

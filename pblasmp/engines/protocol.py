@@ -23,16 +23,6 @@ from .direct import Direct
 from .product import Graphs, Product, Workspace
 from .request import AnyProblem, LocalArray, Operands, Options
 
-__all__ = [
-    "SHARE",
-    "Engine",
-    "Method",
-    "Operations",
-    "Traits",
-    "Transfer",
-    "Transport",
-]
-
 SHARE = 0.8
 """Of the free memory: what products take at most."""
 

@@ -19,8 +19,6 @@ from ..layout.grid import integer
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["CONSTANTS", "AnyProblem", "LocalArray", "Operands", "Options", "Problem"]
-
 CONSTANTS = (int, float, complex, np.number, str, np.dtype, type, type(None))
 """Types of options that cannot change between two calls, as a tensor of one number could."""
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, LayoutError
 from .grid import integer
 
-__all__ = ["Axis", "axis", "numroc"]
-
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
     """Return how many of ``n`` indices, dealt out in blocks of ``nb``, process ``iproc`` owns. Local.

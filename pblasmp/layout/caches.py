@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["MOST_BYTES", "Hashed", "limit_caches", "sized_cache"]
-
 _ENTRIES = 4096
 MOST_BYTES = 16 << 20
 """What the results of one cache may take, unless ``limit_caches`` says less."""

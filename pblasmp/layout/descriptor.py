@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = ["MatrixDescriptor", "MemoryOrder", "expanded", "is_integer", "window_of"]
-
 MemoryOrder = Literal["C", "F"]
 
 _INT32_MAX = 2**31 - 1

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .descriptor import MemoryOrder
 
-__all__ = ["BY_NAME", "FactorProblem", "FactorRoutine"]
-
 BY_NAME = ("cholesky", "lu", "qr", "solve", "lstsq")
 """What ``FactorProblem.of`` makes."""
 

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 
-__all__ = ["Grid", "as_block", "as_grid", "coordinates", "integer", "one_of", "pair"]
-
 _MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]

@@ -21,19 +21,6 @@ from ..dtypes import is_float8
 from .axis import Axis
 from .caches import sized_cache
 
-__all__ = [
-    "Piece",
-    "Stretch",
-    "common_counts",
-    "copy",
-    "copy_all",
-    "intersect",
-    "packed",
-    "regular",
-    "strided",
-    "unpacked",
-]
-
 # A transposing copy goes tile by tile. Tiles are short along the direction of writing, so that the caches can hold all
 # the rows that are read at a time, even if rows are a power of two apart.
 _SHORT, _LONG = 16, 512

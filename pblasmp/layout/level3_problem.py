@@ -12,20 +12,10 @@ from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text,
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of
 from .pieces import Trapezoid
-from .problem import MatmulProblem, Op, shape_text
+from .problem import MatmulProblem, shape_text
 from .routines import ROUTINES, Routine
+from .schemes import Op
 from .value import Problem
-
-__all__ = [
-    "ROUTINES",
-    "ColumnMajorLevel3",
-    "Diag",
-    "Level3Problem",
-    "Routine",
-    "Side",
-    "Uplo",
-    "with_c_like_d",
-]
 
 Side = Literal["L", "R"]
 Uplo = Literal["L", "U"]

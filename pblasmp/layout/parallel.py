@@ -25,9 +25,7 @@ from .schemes import FORMS, Form
 from .value import Problem
 
 if TYPE_CHECKING:
-    from .problem import Op
-
-__all__ = ["Form", "ParallelProblem"]
+    from .schemes import Op
 
 _ALIGNMENT = 16  # bytes
 _SHARES = ("tokens", "inputs", "outputs", "rows")

@@ -19,18 +19,6 @@ from .axis import Axis
 from .descriptor import MatrixDescriptor
 from .intersection import Piece, Stretch, copy, intersect
 
-__all__ = [
-    "FINEST",
-    "STRIP",
-    "CopiedParts",
-    "LocalPart",
-    "Rectangle",
-    "Trapezoid",
-    "copy_part",
-    "even_runs",
-    "pieces",
-]
-
 Indices = NDArray[np.int64]
 
 

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-__all__ = [
-    "ColumnMajorProduct",
-    "MatmulProblem",
-    "Op",
-    "nearest_legal",
-    "shape_text",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnMajorProduct:
     """The same product of the same memory with every matrix F-ordered, as BLAS and cuBLASMp know it.

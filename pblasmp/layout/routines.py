@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["GEMM", "ROUTINES", "VECTOR_ROUTINES", "WORDS", "Routine", "Sizes", "VectorRoutine"]
-
 WORDS = ("side", "uplo", "op_a", "op_b", "diag")
 """The options of routines, in the order in which they are handed on."""
 

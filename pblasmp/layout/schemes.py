@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = [
-    "FORMS",
-    "OPS",
-    "SCHEMES",
-    "Form",
-    "FormNames",
-    "Op",
-    "Operands",
-    "Scheme",
-    "scheme_faults",
-    "scheme_operands",
-    "scheme_ops",
-]
-
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 """A tensor-parallel product, by the name of its public function."""
 

@@ -17,8 +17,6 @@ from ..lazy import hook
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LINKS", "Kernel", "Numbers", "Shapes", "Traffic", "Value", "bytes_text"]
-
 LINKS = ("same_rank", "same_node", "other_node")
 
 Numbers = NDArray[np.int64]

@@ -11,8 +11,6 @@ from ..runtime.reading import check_operands, context_of
 from .factorization_call import Matrix
 from .systems import inv
 
-__all__ = ["cond", "norm"]
-
 Order = Literal["fro", "inf", "max"] | float | None
 
 

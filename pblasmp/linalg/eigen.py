@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..layout.level3_problem import Uplo
-    from ..layout.problem import Op
-
-__all__ = ["CALLS", "SvdResult", "eigh", "eigh_into", "eigvalsh", "svd", "svd_into", "svdvals"]
+    from ..layout.schemes import Op
 
 Values = NDArray[Any]
 

@@ -39,20 +39,6 @@ from ..runtime.planned import run
 from ..runtime.plans import Task, UserCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
 
-__all__ = [
-    "FactorizationCall",
-    "Matrix",
-    "Pivots",
-    "Roles",
-    "T",
-    "digest",
-    "flag",
-    "level_of_caller",
-    "op_of",
-    "pair_of",
-    "words",
-]
-
 Matrix = DistributedMatrix
 Pivots = NDArray[np.int64]
 Trans = Literal[0, 1, 2, "N", "T", "C"]

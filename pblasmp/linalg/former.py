@@ -12,8 +12,6 @@ from typing import Any
 from .. import linalg
 from ..layout.grid import one_of
 
-__all__ = ["FORMER", "Former"]
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

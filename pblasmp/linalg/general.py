@@ -16,8 +16,6 @@ from .factorization_call import FactorizationCall, Matrix, Pivots, Roles, T, dig
 if TYPE_CHECKING:
     from .factorization_call import Trans
 
-__all__ = ["CALLS", "cond_estimate", "det", "lu_factor", "lu_solve", "lu_with_info", "slogdet"]
-
 
 def lu_factor(a: Matrix, *, out: Matrix | None = None, algo: str = "auto") -> tuple[Matrix, Pivots]:
     """Return ``(lu, piv)``: LU factors of a matrix with partial pivoting, and pivots. Collective over the context.

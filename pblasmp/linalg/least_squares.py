@@ -25,8 +25,6 @@ from .orthogonal import qr
 if TYPE_CHECKING:
     from .factorization_call import Trans
 
-__all__ = ["CALLS", "LstsqResult", "lstsq", "lstsq_in_place"]
-
 FullRank = Literal["full rank"]
 
 

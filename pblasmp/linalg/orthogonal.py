@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ..engines.product import Found
 from .factorization_call import FactorizationCall, Matrix, Roles, digest, words
 
-__all__ = ["CALLS", "QrFactors", "apply_q", "form_q", "qr"]
-
 
 class QrFactors:
     """A QR factorization A = Q R, with Q as Householder reflectors. Made by ``pb.linalg.qr``. Local.

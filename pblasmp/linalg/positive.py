@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeVar
 from ..engines.product import Found
 from .factorization_call import FactorizationCall, Matrix, Roles, flag, pair_of
 
-__all__ = ["CALLS", "cho_factor", "cho_solve", "cholesky"]
-
 T = TypeVar("T")
 
 

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..layout.level3_problem import Uplo
-    from ..layout.problem import Op
+    from ..layout.schemes import Op
     from .factorization_call import Matrix
-
-__all__ = ["SINGLE", "Refinement", "refined"]
 
 SINGLE = {"float64": "float32", "complex128": "complex64"}
 """The type in which a matrix is factored, by its own."""

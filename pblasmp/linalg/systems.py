@@ -31,10 +31,8 @@ from .general import cond_estimate
 from .refinement import SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
-    from ..layout.problem import Op
+    from ..layout.schemes import Op
     from .factorization_call import Trans
-
-__all__ = ["CALLS", "inv", "inverse_of", "solve", "solve_keeping", "solve_triangular", "whole_of"]
 
 Assume = Literal[
     "gen",

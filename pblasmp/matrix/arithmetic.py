@@ -25,22 +25,6 @@ from ..runtime.reading import check_operands, context_of
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = [
-    "absolute",
-    "binary",
-    "cast",
-    "conjugate",
-    "copy",
-    "imaginary",
-    "is_scalar",
-    "mapped",
-    "negative",
-    "on_arrays",
-    "promote",
-    "real",
-    "triangle",
-]
-
 _MULTIPLIED = 100  # exponents of complex numbers below which NumPy multiplies
 
 _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}

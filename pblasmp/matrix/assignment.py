@@ -17,8 +17,6 @@ from ..runtime.handle import Handle
 from .arithmetic import as_element, check_pair, check_writable, copied, is_scalar
 from .creation import as_numbers
 
-__all__ = ["set_item"]
-
 CALL = "matrix[...] ="
 
 

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
     from ..layout.descriptor import MemoryOrder
 
-__all__ = [
-    "Block",
-    "GridLike",
-    "Layout",
-    "LayoutKeywords",
-    "default_block",
-    "philox4x32",
-    "random_values",
-    "shard_layout",
-]
-
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Uplo
     from .io import Progress
 
-__all__ = ["DistributedMatrix"]
-
 _Along: TypeAlias = "SupportsIndex | slice | EllipsisType"
 Index: TypeAlias = "_Along | tuple[_Along, ...]"
 

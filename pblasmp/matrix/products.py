@@ -23,10 +23,7 @@ from ..runtime.runtime import Runtime
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ..layout.problem import Op
-    from ..layout.schemes import Scheme
-
-__all__ = ["check", "check_extras", "matmul", "matmul_call"]
+    from ..layout.schemes import Op, Scheme
 
 
 def matmul(

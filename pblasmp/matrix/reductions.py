@@ -33,18 +33,6 @@ from .creation import diagonal_places
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = [
-    "allclose",
-    "diagonal",
-    "element",
-    "extreme",
-    "kind_of_norm",
-    "mean",
-    "norm",
-    "total",
-    "trace",
-]
-
 _SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_OF_GPUS = 1 << 24
 

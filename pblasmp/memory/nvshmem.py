@@ -11,8 +11,6 @@ from typing import Any
 from ..errors import LibraryNotFoundError, UnsupportedError
 from ..extras import install
 
-__all__ = ["NvshmemHeap", "nvshmem_core"]
-
 
 def nvshmem_core() -> Any:
     """Return the module nvshmem.core. Local.

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-__all__ = ["NcclWindows", "SymmetricHeap"]
-
 
 class SymmetricHeap(Protocol):
     """Where symmetric memory comes from."""

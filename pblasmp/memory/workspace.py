@@ -7,8 +7,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["SharedWorkspace", "roomy"]
-
 _STEP_BYTES = 32 << 20
 
 

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from ..errors import ArgumentError, short_repr
 
-__all__ = ["DESCRIPTOR", "LONGER", "Faults", "ParameterError", "as_routine", "bound", "signature_of"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DESCRIPTOR = {

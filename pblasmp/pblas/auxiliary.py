@@ -26,8 +26,6 @@ from .grids import PATIENCE, ProcessGrid, exchanged, of_number, peers
 from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
 from .routine_functions import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
 
-__all__ = ["FUNCTIONS"]
-
 _KINDS = {"M": "max", "1": 1, "O": 1, "I": "inf", "F": "fro", "E": "fro"}
 _WORDS = {
     "norm": '"M" (largest absolute value), "1" or "O" (largest column sum), "I" (largest row sum) or "F" or "E" '

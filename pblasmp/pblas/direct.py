@@ -24,8 +24,6 @@ from .arguments import Faults
 from .grids import ProcessGrid, of_number
 from .operands import PblasOperand, entries
 
-__all__ = ["DirectForm", "part_of"]
-
 _REMEMBERED = rank_share(1024, 1 << 16)  # layouts of a grid, and calls
 
 

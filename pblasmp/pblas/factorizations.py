@@ -29,8 +29,6 @@ from .grids import ProcessGrid
 from .operands import PblasOperand
 from .routine_functions import PblasRoutine, Values, names_of, number_place, takes_number
 
-__all__ = ["BESIDE", "DRIVERS", "ROUTINES", "SIZES", "ScalapackRoutine"]
-
 
 @dataclass(frozen=True, slots=True)
 class FactorCall:

@@ -27,28 +27,6 @@ if TYPE_CHECKING:
 
     from ..engines.choose import EngineName
 
-__all__ = [
-    "PATIENCE",
-    "ProcessGrid",
-    "blacs_barrier",
-    "blacs_exit",
-    "blacs_get",
-    "blacs_gridexit",
-    "blacs_gridinfo",
-    "blacs_gridinit",
-    "blacs_gridmap",
-    "blacs_pcoord",
-    "blacs_pinfo",
-    "blacs_pnum",
-    "exchanged",
-    "gridexit",
-    "gridinfo",
-    "gridinit",
-    "meant",
-    "of_number",
-    "peers",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessGrid:

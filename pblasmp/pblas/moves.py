@@ -25,8 +25,6 @@ from .grids import meant, of_number
 from .operands import PblasOperand, check_sharing, entries, staged
 from .routine_functions import PblasRoutine, Values, functions_of
 
-__all__ = ["FUNCTIONS"]
-
 Described = tuple[Grid, tuple[int, ...], int, int]  # a grid, M_ to CSRC_, the first row and column
 
 

@@ -26,21 +26,6 @@ from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, meant, of_number
 
-__all__ = [
-    "OwnElements",
-    "PblasOperand",
-    "check_grid",
-    "check_sharing",
-    "copied",
-    "element_place",
-    "entries",
-    "filled",
-    "one_grid_of",
-    "scaled",
-    "staged",
-    "with_same_places",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PblasOperand:

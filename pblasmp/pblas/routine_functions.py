@@ -28,22 +28,6 @@ from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of, staged
 
-__all__ = [
-    "DTYPE",
-    "MISSING",
-    "ROUTINES",
-    "VECTORS",
-    "PblasFunction",
-    "PblasRoutine",
-    "Values",
-    "function_of",
-    "functions_of",
-    "instead_of",
-    "names_of",
-    "number_place",
-    "takes_number",
-]
-
 PblasFunction = Callable[..., Any]
 Values = dict[str, Any]
 

@@ -17,19 +17,6 @@ from ..layout.axis import axis
 from .arguments import Faults
 from .grids import gridinfo
 
-__all__ = [
-    "descinit",
-    "descset",
-    "iceil",
-    "ilcm",
-    "indxg2l",
-    "indxg2p",
-    "indxl2g",
-    "infog1l",
-    "infog2l",
-    "numroc",
-]
-
 _INT32_MAX = 2**31 - 1
 
 

@@ -14,8 +14,6 @@ from ..matrix.distributed import DistributedMatrix
 from .operands import PblasOperand
 from .routine_functions import DTYPE, VECTORS, PblasFunction, PblasRoutine, Values, function_of
 
-__all__ = ["FUNCTIONS", "ROUTINES", "VectorFunction"]
-
 _NUMBERS = ("dot", "norm2", "asum", "amax", "indx")
 
 

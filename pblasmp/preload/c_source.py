@@ -16,8 +16,6 @@ from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
 from ..pblas.routine_functions import DTYPE, ROUTINES
 from ..pblas.vector_functions import ROUTINES as VECTORS
 
-__all__ = ["ROWS", "Row", "source"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

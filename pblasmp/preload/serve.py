@@ -22,8 +22,6 @@ from ..engines.choose import EngineName
 from ..errors import PblasmpError
 from .c_source import ROWS, Row
 
-__all__ = ["Server", "begin"]
-
 _BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
 _INTEGER = np.dtype(np.intc)
 _RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes

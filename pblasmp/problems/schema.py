@@ -25,23 +25,6 @@ with required("descriptor files", "cli"):
     from pydantic import Field, Strict, TypeAdapter, ValidationError
     from typing_extensions import TypedDict, get_type_hints
 
-__all__ = [
-    "GridTable",
-    "OperandTable",
-    "ParallelTable",
-    "ProblemTable",
-    "RoutineTable",
-    "Table",
-    "is_complete",
-    "json_schema",
-    "json_schemas",
-    "parallel_faults",
-    "problem_faults",
-    "raise_faults",
-    "routine_faults",
-    "table_faults",
-]
-
 Table = dict[str, Any]
 
 _COMPLETE = ("shape", "block", "grid")

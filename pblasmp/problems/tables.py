@@ -18,8 +18,8 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid, as_grid
 from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
-from ..layout.problem import MatmulProblem, Op
-from ..layout.schemes import Scheme, scheme_operands, scheme_ops
+from ..layout.problem import MatmulProblem
+from ..layout.schemes import Op, Scheme, scheme_operands, scheme_ops
 from .schema import (
     OperandTable,
     Table,
@@ -31,8 +31,6 @@ from .schema import (
     routine_faults,
     table_faults,
 )
-
-__all__ = ["TableOperands", "Window", "made_from", "product_operands", "routine_operands"]
 
 Window = tuple[slice, slice]
 

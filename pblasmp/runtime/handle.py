@@ -17,8 +17,6 @@ from .runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Handle", "Matrix", "Place", "no_matrix"]
-
 
 class Place(NamedTuple):
     """Where a view is in the matrix whose memory it shows. Views of one place are the same elements.

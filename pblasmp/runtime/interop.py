@@ -19,22 +19,6 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
-__all__ = [
-    "address_of",
-    "as_local",
-    "as_typed",
-    "fold",
-    "in_c_order",
-    "is_torch",
-    "loses_gradient",
-    "new_like",
-    "on_stream_of",
-    "shard_of",
-    "stream_getter",
-    "torch_type",
-    "view_like",
-]
-
 
 def is_torch(array: Any) -> bool:
     """Return whether ``array`` is a PyTorch tensor; loads nothing. Local."""

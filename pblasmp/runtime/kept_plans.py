@@ -16,8 +16,6 @@ from ..engines.protocol import Engine
 from ..logs import logger
 from ..resources import rank_share
 
-__all__ = ["Closable", "KeptPlans", "held_bytes"]
-
 _MOST_BYTES = 64 << 20  # of all kept plans, on the rank where they take the most
 _MACHINE_BYTES = 2 << 30  # of those of all ranks of a machine
 _LEAST_BYTES = 1 << 17  # what a plan counts at least: not all that it holds is seen from Python

@@ -24,8 +24,6 @@ from .planned import run
 from .plans import Task, UserCall
 from .reading import check_operands, check_overlap, comparable, context_of, glance, number
 
-__all__ = ["MatrixCall", "as_read", "check_c"]
-
 Matrices = dict[str, Handle | None]
 _OF_PRODUCTS = ("scheme", "epilogue", "scales")
 _ROWS = {"matmul": GEMM, **ROUTINES}

@@ -15,8 +15,6 @@ from typing import Any, Literal, TypeVar
 from ..logs import logger
 from .plans import Plan, UserCall
 
-__all__ = ["prepare", "reading", "run"]
-
 Result = TypeVar("Result")
 
 

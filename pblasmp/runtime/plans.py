@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-__all__ = ["Graph", "Plan", "Task", "UserCall"]
-
 Result = TypeVar("Result")
 _NO_STREAM = nullcontext()
 _RUNS_BEFORE_GRAPHS = 2  # at the same addresses: later runs replay a graph

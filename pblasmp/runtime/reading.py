@@ -21,11 +21,6 @@ from ..layout.routines import Sizes
 from .handle import Handle, no_matrix
 from .runtime import Runtime
 
-__all__ = [
-    "Glance", "check_operands", "check_overlap", "check_writable", "comparable", "context_of", "glance", "number",
-    "refuse", "sub_matrices",
-]  # fmt: skip
-
 _ABSENT = (-1, -1)
 _WORDS = frozenset(product("LR", "LU", "NTC", "NTC", "NU"))
 

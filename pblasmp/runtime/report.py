@@ -10,8 +10,6 @@ from ..engines.method import Verdict
 from ..engines.product import Workspace
 from ..layout.value import bytes_text
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:

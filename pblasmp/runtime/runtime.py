@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
-__all__ = ["Runtime"]
-
 Matrix = TypeVar("Matrix")
 
 _MANY = 1000

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..context import Context
     from ..epilogue import Scales
-    from ..layout.parallel import Form
+    from ..layout.schemes import Form
 
 __all__ = [
     "allgather_matmul",

@@ -16,14 +16,12 @@ from ..engines.request import Options
 from ..errors import ArgumentError, LayoutError
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
-from ..layout.parallel import Form
+from ..layout.schemes import Form
 from ..runtime.interop import as_typed
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..epilogue import Scales
-
-__all__ = ["SIZES", "ArrayFacts", "Specification", "check_rule", "leading", "typed_operand", "types_of"]
 
 SIZES = (
     "x: the first dimension", "x: the last dimension", "w: the number of outputs",

@@ -23,7 +23,7 @@ from ..epilogue import Epilogue, Scales, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
-from ..layout.parallel import Form
+from ..layout.schemes import Form
 from ..runtime.interop import (
     address_of,
     as_local,
@@ -46,8 +46,6 @@ from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, 
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-
-__all__ = ["Made", "ParallelCall", "check_algorithm", "check_context", "made_before", "multiply"]
 
 _ACTIVATIONS = ("relu", "gelu")
 _ARRAYS = ("x", "w", "c", "out", "bias", "scales")

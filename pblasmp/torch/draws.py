@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
 
-__all__ = ["draw_whole_on", "fill_part", "initialize"]
-
 _AT_ONCE = 2**18  # numbers drawn at a time
 _TOGETHER = 16  # torch.Tensor.normal_ on the CPU draws in groups of 16
 

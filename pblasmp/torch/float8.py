@@ -43,8 +43,6 @@ from .operators import (
 )
 from .scaling import GRADIENT, DelayedScaling, units_of
 
-__all__ = ["fault_of_scales", "scaled_product"]
-
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
 

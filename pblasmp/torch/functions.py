@@ -21,16 +21,6 @@ from .float8 import fault_of_scales, scaled_product
 from .meshes import local, on_mesh, part_of
 from .scaling import DelayedScaling
 
-__all__ = [
-    "allgather_matmul",
-    "matmul_allgather",
-    "matmul_allreduce",
-    "matmul_local",
-    "matmul_reduce_scatter",
-    "multiply",
-    "split_matmul_allreduce",
-]
-
 
 def allgather_matmul(
     x: Tensor,

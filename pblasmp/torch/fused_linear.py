@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ..context import Context
 
-__all__ = ["FusedColumnParallelLinear"]
-
 _CALL = "FusedColumnParallelLinear"
 
 

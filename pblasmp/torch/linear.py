@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from ..context import Context
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "check_new_linear"]
-
 
 class _ParallelLinear(ParallelModule):
     """This rank's shard of a linear layer, split along dimension ``_split`` of its weight."""

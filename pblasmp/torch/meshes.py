@@ -30,21 +30,6 @@ from .rendezvous import start
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "all_gather",
-    "context_of",
-    "device_type",
-    "init_process_group",
-    "like",
-    "local",
-    "mesh_of",
-    "on_mesh",
-    "part_of",
-    "reduce",
-    "reduce_scatter",
-    "to_dtensor",
-]
-
 
 def init_process_group(comm: MPI.Comm | None = None) -> None:
     """Make PyTorch's default process group of MPI's ranks, without torchrun. Collective over ``comm``.

@@ -37,29 +37,6 @@ from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedEr
 from ..tensor_parallel.call import Made, check_algorithm, made_before, multiply
 from .meshes import like, part_of
 
-__all__ = [
-    "FORMS",
-    "EagerProduct",
-    "Form",
-    "Gradients",
-    "Multiplication",
-    "adding_to",
-    "as_rows",
-    "beside",
-    "count",
-    "fault_of_algorithms",
-    "in_rows",
-    "is_eager",
-    "once",
-    "operator",
-    "own",
-    "product",
-    "refuse_transforms",
-    "run",
-    "seen",
-    "shape_of_product",
-]
-
 Gradients: TypeAlias = "tuple[Tensor | None, ...]"
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..comm import Agreement
     from ..context import Context
 
-__all__ = ["ParallelModule", "agreed", "root_has_values"]
-
 _AT_ONCE = 2**20  # elements sent in one message
 
 

@@ -15,16 +15,6 @@ from ..tensor_parallel.call import check_context
 from .meshes import all_gather, reduce, reduce_scatter
 from .operators import Gradients, count, once, operator, own, refuse_transforms
 
-__all__ = [
-    "copy_to_tensor_model_parallel_region",
-    "gather_from_sequence_parallel_region",
-    "gather_from_tensor_model_parallel_region",
-    "reduce_from_tensor_model_parallel_region",
-    "reduce_scatter_to_sequence_parallel_region",
-    "scatter_to_sequence_parallel_region",
-    "scatter_to_tensor_model_parallel_region",
-]
-
 
 def copy_to_tensor_model_parallel_region(x: Tensor, ctx: Context) -> Tensor:
     """Return x, which every rank has; its gradient is summed over the ranks. Local; going back, it is collective.

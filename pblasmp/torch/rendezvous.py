@@ -15,8 +15,6 @@ import torch.distributed as dist
 from ..comm import Agreement, Communicator, Running, interfaces, machines_of
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = ["start"]
-
 _LOOPBACK = "127.0.0.1"
 _REACH_SECONDS = 3.0  # of an attempt to connect: a firewall may drop it without an answer
 

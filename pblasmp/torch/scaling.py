@@ -15,8 +15,6 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..layout.grid import integer, one_of
 
-__all__ = ["GRADIENT", "DelayedScaling", "units_of"]
-
 GRADIENT = 2  # the row of the gradient in a history; x and w are before it
 
 _FORMATS = {

@@ -24,8 +24,6 @@ from .wholes import check_parameters
 if TYPE_CHECKING:
     from ..context import Context
 
-__all__ = ["Sequence", "work_on_part"]
-
 
 class Sequence(NamedTuple):
     """How a module's input is split: over which ranks, along which dimension; whether it returns its part."""

@@ -27,8 +27,6 @@ from .ties import tied
 from .vocabulary import VocabParallelEmbedding, check_embedding
 from .wholes import check_keeps, check_parameters, check_whole
 
-__all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
-
 
 class _Style(ParallelStyle):
     """Turns a whole layer into a split one in place: references to it stay valid."""

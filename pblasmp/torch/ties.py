@@ -13,8 +13,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ArgumentError
 
-__all__ = ["other_holders", "tied"]
-
 
 class _Tie(NamedTuple):
     """A split parameter that has taken the place of a whole one, perhaps in several modules."""

@@ -26,8 +26,6 @@ from .wholes import check_hooks, check_parameters, check_whole
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["VocabParallelEmbedding", "check_embedding", "vocab_parallel_cross_entropy"]
-
 _EMBEDDING, _LOSS = "VocabParallelEmbedding", "vocab_parallel_cross_entropy"
 
 

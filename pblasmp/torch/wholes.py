@@ -10,8 +10,6 @@ import torch
 
 from ..errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["check_hooks", "check_keeps", "check_parameters", "check_whole"]
-
 _HOOKS = tuple(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 

@@ -23,8 +23,6 @@ from ..layout import FactorProblem, Level3Problem, MatmulProblem
 from ..timing import samples
 from .measurements import save, tuning_file
 
-__all__ = ["Tuned", "measure"]
-
 _SAMPLES = 3, 20
 _SECONDS = 0.5  # spent on the samples of one algorithm
 _HOPELESS = 4  # an algorithm so many times as slow as the best one so far gets no more samples

@@ -32,8 +32,6 @@ from ..layout import FactorProblem, Level3Problem, MatmulProblem, MatrixDescript
 from ..layout.axis import Axis
 from ..trust import fault_of, make_private, open_trusted
 
-__all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"]
-
 _VERSION = 2  # of the file: another key, another version
 _MARK = "pblasmp tuning"
 _LARGEST_FILE = 8 << 20  # bytes: about 10,000 measurements

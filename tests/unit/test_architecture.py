@@ -237,6 +237,16 @@ def test_public_names_are_the_contract():
     assert {name for name in dir(pb) if not name.startswith("__")} == PUBLIC - {"__version__"} | modules
 
 
+def test_only_what_users_import_lists_its_names():
+    """Elsewhere an underscore says what is private; a list would say it again."""
+    listing = {
+        name
+        for name, path in MODULES.items()
+        if path.name != "__init__.py" and "\n__all__ " in path.read_text()
+    }
+    assert listing == {f"pblasmp.{x}" for x in ("errors", "launch", "problems.files", "scalapack", "testing")}
+
+
 def test_type_checkers_find_what_users_find():
     """The imports under TYPE_CHECKING are the names that ``__getattr__`` imports when they are first used."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text())

@@ -21,8 +21,6 @@ from ..method import type_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
-__all__ = ["METHODS", "SumProduct"]
-
 # Bytes: the smallest part of D on a rank that is moved in stripes, and the largest stripe.
 _LEAST, _MOST = 32 << 20, 128 << 20
 

@@ -24,16 +24,6 @@ from .factor_panels import FactorPanels, Mover, Workbench, real_diagonal
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import sides_of
 
-__all__ = [
-    "CholeskyJob",
-    "ConditionJob",
-    "FactorSolveJob",
-    "LuJob",
-    "factor_lu",
-    "permutation",
-    "right_looking",
-]
-
 Array = Any
 
 

@@ -14,8 +14,6 @@ from .elimination import CholeskyJob, ConditionJob, LuJob
 from .qr import LeastSquaresJob, QrJob
 from .sweeps import TriangularJob
 
-__all__ = ["METHODS"]
-
 Compute = Callable[[Operands], Found]
 
 

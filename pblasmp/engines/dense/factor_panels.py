@@ -32,14 +32,6 @@ from ..request import LocalArray
 from .panel_shape import PanelShape, is_shared
 from .reflector import Reflector
 
-__all__ = [
-    "FactorPanels",
-    "Mover",
-    "OwnPanels",
-    "Workbench",
-    "real_diagonal",
-]
-
 Array = Any
 
 _SLAB = 8192  # columns of a triangle that are moved at a time, at least

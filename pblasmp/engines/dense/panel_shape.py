@@ -12,8 +12,6 @@ import numpy as np
 from ...layout import Grid, MatrixDescriptor
 from ..protocol import Engine, Operations
 
-__all__ = ["PanelShape", "are_few", "is_shared", "shape_beside", "shape_of", "shape_of_inverse"]
-
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 _ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width

@@ -31,8 +31,6 @@ from .factor_panels import (
 from .panel_shape import shape_beside, shape_of
 from .sweeps import sides_of
 
-__all__ = ["LeastSquaresJob", "QrJob"]
-
 Array = Any
 
 _PROBES = (

@@ -8,8 +8,6 @@ from typing import Any
 from ..arrays import set_diagonal
 from ..protocol import Operations
 
-__all__ = ["Reflector"]
-
 Array = Any
 
 

@@ -27,8 +27,6 @@ from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options, Problem
 
-__all__ = ["METHODS", "SlabProduct"]
-
 Array = Any
 
 

@@ -24,8 +24,6 @@ from ..moving.panels import FOLLOWS, Operand, Panels, domain_of, domains, everyo
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
-__all__ = ["METHODS", "SolveProduct"]
-
 _EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
 
 Array = Any

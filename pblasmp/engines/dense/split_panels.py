@@ -25,8 +25,6 @@ from ..protocol import Engine, Operations
 from .factor_panels import OwnPanels
 from .reflector import Reflector
 
-__all__ = ["SplitPanels"]
-
 Array = Any
 
 

@@ -35,8 +35,6 @@ from ..moving.panels import Operand, Panels
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
-__all__ = ["METHODS", "StationaryProduct"]
-
 _LARGER = 2  # worthwhile only if the alternative moves at least so many times as many elements
 _FEW = 1  # columns of B: a vector. On GPUs more than that is not measured
 _LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more

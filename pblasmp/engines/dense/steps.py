@@ -16,15 +16,13 @@ from typing import Any, Literal
 
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.pieces import LocalPart
-from ...layout.problem import Op
+from ...layout.schemes import Op
 from ..arrays import new_part, same_memory, scale, window_of
 from ..composite import Composite
 from ..local.slab_terms import triangle_of
 from ..method import plain_refusal, prepare_step, type_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options, Problem
-
-__all__ = ["ALL", "METHODS", "FullProduct", "StationarySolve", "SteppedProduct", "Window"]
 
 Array = Any
 Window = tuple[slice, slice]

@@ -23,8 +23,6 @@ from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
-__all__ = ["METHODS", "ReducedProduct", "SummedUpdate"]
-
 _LONG = 8  # take this only if k is at least so many times n
 
 Array = Any

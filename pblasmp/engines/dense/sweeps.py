@@ -22,8 +22,6 @@ from .factor_panels import FactorPanels, Mover, Workbench
 from .panel_shape import are_few, shape_beside, shape_of, shape_of_inverse
 from .split_panels import SplitPanels
 
-__all__ = ["Columns", "Dealt", "Sides", "SplitSides", "TriangularJob", "columns_of", "sides_of", "sweep"]
-
 Array = Any
 
 _WIDE = 1024  # columns of a panel that is not read together with the next: products with it fill a GPU

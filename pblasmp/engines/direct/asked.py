@@ -19,21 +19,6 @@ from ...dtypes import element_type
 from ...layout import MatrixDescriptor, Trapezoid
 from .spans import Axes
 
-__all__ = [
-    "FAMILIES",
-    "Asked",
-    "Direct",
-    "Held",
-    "Moved",
-    "Outcome",
-    "Part",
-    "Pattern",
-    "SlabSets",
-    "alias",
-    "host_address",
-    "pattern_of",
-]
-
 _LARGEST = 2**31 - 1  # BLAS's integers
 _ENTRIES = struct.Struct("=11q")  # of a descriptor
 

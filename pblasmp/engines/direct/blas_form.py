@@ -7,16 +7,6 @@ from ...layout.routines import ROUTINES
 from .asked import Asked, Part
 from .sub_matrix import SubMatrix, UnfitError, same_elements
 
-__all__ = [
-    "factors_of_product",
-    "factors_of_update",
-    "moved_in_place",
-    "old_values",
-    "sided_words",
-    "start_of_update",
-    "triangular_words",
-]
-
 _MIRRORED = {"L": "U", "U": "L"}
 _OTHER_SIDE = {"L": "R", "R": "L"}
 

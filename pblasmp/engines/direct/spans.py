@@ -14,8 +14,6 @@ from ...layout.axis import axis as cached_axis
 from ...layout.caches import sized_cache
 from ...layout.intersection import Stretch, intersect
 
-__all__ = ["Axes", "Span", "spread", "whole_span"]
-
 
 class Axes(NamedTuple):
     """One dimension of a layout, and this rank's place in it.

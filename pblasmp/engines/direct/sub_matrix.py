@@ -12,11 +12,6 @@ from ...resources import rank_share
 from .asked import Asked, Part
 from .spans import Axes, Span, whole_span
 
-__all__ = [
-    "SubMatrix", "UnfitError", "check_overlap", "in_first_column", "local_rows", "place_of", "same_elements",
-    "same_rank", "vote_number",
-]  # fmt: skip
-
 Array = Any
 
 

@@ -23,8 +23,6 @@ from ..request import AnyProblem, Operands, Options
 from .session import Session, session_of
 from .types import DATA_TYPES
 
-__all__ = ["METHODS", "Cusolvermp", "CusolvermpProduct", "open_library", "solver_of", "work_layout"]
-
 Array = Any
 
 

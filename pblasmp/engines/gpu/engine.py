@@ -38,9 +38,6 @@ from .session import Session
 from .tensor import methods as tensor
 from .transport import GpuTransport
 
-__all__ = ["METHODS", "GpuEngine"]
-
-
 METHODS: tuple[Method, ...] = (
     *cublasmp.METHODS,
     *tensor.METHODS,

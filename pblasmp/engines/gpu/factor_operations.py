@@ -23,8 +23,6 @@ from .session import Session
 from .spread import QueuedSpread
 from .triangles import Halves
 
-__all__ = ["GpuFactorOperations"]
-
 Array = Any
 
 Update = tuple[tuple[int, int, int], tuple[int, int, int, int, int, int]]

@@ -14,8 +14,6 @@ from ..protocol import Engine, Operations
 from .peers.inbox import Deliveries
 from .session import session_of
 
-__all__ = ["BUFFERS", "TOGETHER", "GridPanels", "QueuedPanels", "place_of"]
-
 Array = Any
 
 _LANE = "ahead"

@@ -25,8 +25,6 @@ from .runtime.arena import current
 from .session import Session
 from .types import DATA_TYPES, compute_type, stored_dtype
 
-__all__ = ["LANES", "GpuOperations"]
-
 Array = Any
 
 _INT_MAX = 2**31 - 1

@@ -17,8 +17,6 @@ from .runtime.graphs import Recordings
 from .runtime.nccl import Nccl
 from .runtime.runtime import GpuRuntime
 
-__all__ = ["Session", "session_of"]
-
 
 class _HasSession(Protocol):
     session: Session

@@ -15,8 +15,6 @@ from .kernels.lt import Op
 from .session import session_of
 from .triangles import Triangles
 
-__all__ = ["QueuedSpread"]
-
 _FEW = 4  # right-hand sides for which one kernel does all of a panel's step
 _HELD = 32 << 10  # bytes of shared memory that it takes for them, at most
 

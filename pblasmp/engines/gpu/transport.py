@@ -22,8 +22,6 @@ from .types import carried, stored_dtype
 if TYPE_CHECKING:
     from ..protocol import Engine
 
-__all__ = ["GpuTransport", "get", "put"]
-
 Array = Any
 
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew

@@ -13,8 +13,6 @@ import numpy as np
 from ..arrays import blas_operand
 from .kernels.lt import Op
 
-__all__ = ["Halves", "Triangles"]
-
 Array = Any
 
 _OTHER: dict[Op, Op] = {"N": "T", "T": "N"}

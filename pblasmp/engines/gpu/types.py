@@ -9,11 +9,6 @@ from ...bindings import ComputeType, DataType, DiagType, FillMode, MatmulAlgoTyp
 from ...dtypes import DTYPES, ELEMENT_TYPES, is_float8
 from ...errors import UnsupportedError, short_repr
 
-__all__ = [
-    "ALGO_TYPES", "DATA_TYPES", "DIAGONALS", "FILLS", "MULTICAST", "OPS", "SIDES", "carried", "compute_type",
-    "stored_dtype",
-]  # fmt: skip
-
 DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
 
 SIDES = {"L": int(SideMode.LEFT), "R": int(SideMode.RIGHT)}

@@ -29,22 +29,6 @@ from ..arrays import blas_operand, scale
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "ThreadLimit",
-    "address",
-    "gemm",
-    "gemqrt",
-    "geqrt",
-    "getrf",
-    "larft",
-    "laswp",
-    "legal_pivots",
-    "library_name",
-    "load",
-    "potrf",
-    "trsm",
-]
-
 with required("CPU ranks", "run"):
     from threadpoolctl import threadpool_info
 

@@ -15,8 +15,6 @@ from ...errors import LibraryNotFoundError, StatusError, UnsupportedError
 from ...layout import Grid, MatrixDescriptor
 from .mpi_libraries import OPEN_MPI, MpiLibrary, library_of
 
-__all__ = ["ELPA", "Elpa", "elpa_of"]
-
 Array = NDArray[Any]
 
 _API = 20170403  # the oldest that all releases since have

@@ -43,8 +43,6 @@ from .direct import FIRST_SLABS, HostDirect
 from .operations import HostOperations
 from .transport import Buffers, HostTransport
 
-__all__ = ["METHODS", "HostEngine"]
-
 METHODS: tuple[Method, ...] = (
     *dense.METHODS,
     *spectral_libraries.METHODS,

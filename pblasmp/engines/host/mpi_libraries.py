@@ -23,8 +23,6 @@ from typing import Any
 from ...comm import Communicator
 from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
 
-__all__ = ["MPICH", "OPEN_MPI", "MpiLibrary", "library_of"]
-
 MPICH, OPEN_MPI = "MPICH", "Open MPI"
 _FAMILIES = (
     (MPICH, re.compile(r"libmpi(ch)?\.so\.12\b")),  # Intel MPI and MVAPICH have the same binary interface

@@ -22,8 +22,6 @@ from ..product import Workspace
 from . import blas
 from .transport import Buffers
 
-__all__ = ["HostOperations"]
-
 Array = NDArray[Any]
 
 _WIDTH = 96  # columns of a panel

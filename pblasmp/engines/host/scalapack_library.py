@@ -18,8 +18,6 @@ from ...extras import install
 from ...layout import Grid, MatrixDescriptor
 from .mpi_libraries import OPEN_MPI, MpiLibrary, library_of
 
-__all__ = ["SCALAPACK", "Scalapack", "scalapack_of"]
-
 Array = NDArray[Any]
 
 _INT_MAX = 2**31 - 1

@@ -19,8 +19,6 @@ from ..request import AnyProblem, Operands, Options
 from .elpa_library import Elpa, elpa_of
 from .scalapack_library import Scalapack, scalapack_of
 
-__all__ = ["METHODS", "SMALL", "LapackProduct", "ScalapackProduct", "work_layout"]
-
 Array = NDArray[Any]
 
 _BLOCK = 64  # of matrices that are moved

@@ -18,8 +18,6 @@ from ...logs import logger
 from ...resources import available_bytes
 from ..protocol import SHARE, Transfer, Transport
 
-__all__ = ["Buffers", "HostTransport"]
-
 
 class Buffers:
     """Named buffers that all products of an engine use, one product at a time.

@@ -14,8 +14,6 @@ import numpy as np
 
 from ...layout import MatrixDescriptor
 
-__all__ = ["column_sizes", "is_dependent", "largest", "rank_tolerance", "scale_by_power", "scaling"]
-
 Array = Any
 
 

@@ -17,8 +17,6 @@ from ...layout import MatmulProblem, MatrixDescriptor
 from ..protocol import Engine
 from ..request import Operands
 
-__all__ = ["Finish", "activate", "number", "read_by_host", "scale_and_clip"]
-
 Array = Any
 
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715

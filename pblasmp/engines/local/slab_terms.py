@@ -27,22 +27,6 @@ from ..arrays import scale
 from ..moving.panels import Needs, Operand, needs
 from ..protocol import Engine, Operations
 
-__all__ = [
-    "Diagonal",
-    "Gemm",
-    "Kernel",
-    "LeftPart",
-    "ResultPart",
-    "SidedPart",
-    "Slabs",
-    "Term",
-    "matmul_slabs",
-    "routine_slabs",
-    "sided_parts",
-    "triangle_of",
-    "whole",
-]
-
 _TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
 _TEMPORARY = 64 << 20  # bytes of the tiles of a diagonal that are multiplied at once
 

@@ -20,8 +20,6 @@ from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .extremes import largest, scale_by_power, scaling
 
-__all__ = ["OneRankMethod", "OneRankProduct", "SpectralMethod", "SpectralProduct"]
-
 Array = Any
 
 _LOWER = Trapezoid("L")

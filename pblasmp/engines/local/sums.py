@@ -18,20 +18,6 @@ from ...comm import Side, gather_numbers
 from ...layout import MatrixDescriptor
 from ..protocol import Engine
 
-__all__ = [
-    "MATRIX_REDUCTIONS",
-    "PLAIN",
-    "REDUCTIONS",
-    "Reduction",
-    "Vector",
-    "joined",
-    "reduced",
-    "root",
-    "squares",
-    "squares_of_stored",
-    "stored",
-]
-
 _SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
 PLAIN = 2.0**-800, 2.0**1000
 """Sums of squares in between have lost nothing."""

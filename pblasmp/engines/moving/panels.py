@@ -26,20 +26,6 @@ from ...layout.grid import coordinates
 from ..protocol import Engine, Transfer
 from ..request import Options
 
-__all__ = [
-    "FOLLOWS",
-    "Needs",
-    "Operand",
-    "Panels",
-    "Staging",
-    "cut",
-    "domain_of",
-    "domains",
-    "everyone",
-    "memory_refusal",
-    "needs",
-]
-
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
 

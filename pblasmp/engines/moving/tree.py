@@ -10,8 +10,6 @@ import numpy as np
 
 from ..protocol import Engine
 
-__all__ = ["Branch", "Line", "Outbox", "branch"]
-
 Array = Any
 
 

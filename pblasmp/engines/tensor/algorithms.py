@@ -20,8 +20,6 @@ from ..protocol import Engine, Transfer
 from ..request import Operands, Options
 from .tensor_product import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 
-__all__ = ["MESSAGES", "METHODS", "MessageMethod", "PulledSum"]
-
 Array = Any
 _PANELS = 4
 _PANEL = 256  # columns; narrower panels slow GEMM down

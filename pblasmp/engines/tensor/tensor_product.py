@@ -26,23 +26,6 @@ from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
-__all__ = [
-    "EVEN",
-    "HALVES",
-    "SMALL_LAST",
-    "Matrices",
-    "Memory",
-    "OperandsT",
-    "ParallelProduct",
-    "TensorMethod",
-    "TensorProduct",
-    "offsets",
-    "pieces",
-    "row_major",
-    "shares",
-    "waves",
-]
-
 Weights = tuple[tuple[float, tuple[int, ...]], ...]
 
 SMALL_LAST: Weights = (12, (2, 2, 2, 2, 1, 1)), (3, (6, 6, 5, 3)), (0, (1,))

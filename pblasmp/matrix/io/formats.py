@@ -22,24 +22,6 @@ from ...errors import ArgumentError, not_two, short_repr
 from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .temporary import followed
 
-__all__ = [
-    "Header",
-    "NpyFile",
-    "Progress",
-    "RawFile",
-    "Source",
-    "Target",
-    "as_values",
-    "check_chunks",
-    "check_version",
-    "create",
-    "element_type",
-    "errors_naming",
-    "parts_of",
-    "read_header",
-    "reserve",
-]
-
 _LONGEST_NAME = 4096  # bytes
 _MOST_CHUNKS = 1_000_000
 _SMALL_CHUNK = 1 << 16  # bytes

@@ -29,8 +29,6 @@ from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["Hdf5Dataset", "add", "begin", "check_name", "marked_dtype"]
-
 MARK = "pblasmp_dtype"
 _MOST_LINKS = 40  # symbolic links in one name
 _MOST_NAMES = 10  # in a message

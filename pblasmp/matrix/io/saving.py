@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ...layout.descriptor import MemoryOrder
     from ..creation import Layout
 
-__all__ = ["OpenFile", "load", "open_source", "save"]
-
 TILE_BYTES = 8 << 20
 """About how many bytes a rank reads or writes at a time."""
 

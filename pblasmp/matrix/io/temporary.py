@@ -27,17 +27,6 @@ from ...trust import on_the_way
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "PATIENCE_SECONDS",
-    "Replacement",
-    "check_kind",
-    "followed",
-    "is_being_written",
-    "is_temporary",
-    "put_back",
-    "remove_abandoned",
-]
-
 _AROUND = len(".") + len(".pblasmp-0123456789abcdef.tmp")  # bytes that are added to a name
 PATIENCE_SECONDS = 0.5  # for locks that are about to be released, such as those of another rank's load
 _EXCHANGE = 2  # RENAME_EXCHANGE in linux/fs.h

@@ -24,8 +24,6 @@ from .formats import check_chunks, errors_naming, parts_of
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
 from .temporary import Replacement, followed, is_temporary, put_back
 
-__all__ = ["NewArray", "ZarrArray"]
-
 _CHUNK = 1024  # rows and columns of the chunks of a new array
 _ARRAY, _OLD_ARRAY = "zarr.json", ".zarray"
 _RESERVED = (_ARRAY, _OLD_ARRAY, ".zgroup", ".zattrs", ".zmetadata")

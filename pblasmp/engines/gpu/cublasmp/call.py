@@ -19,8 +19,6 @@ from ..runtime.graphs import Recordings
 from ..types import DATA_TYPES
 from .library import Cublasmp, Listening
 
-__all__ = ["PreparedCall", "columns", "part_mask", "write_part"]
-
 Array = Any
 
 

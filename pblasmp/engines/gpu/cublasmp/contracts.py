@@ -13,8 +13,6 @@ from typing import Any
 from ....layout import Level3Problem, MatrixDescriptor
 from . import faults
 
-__all__ = ["nearest_level3", "symbol_of"]
-
 _ANY_BLOCKS = 901
 
 _WORDS = {"a": "A", "b": "B", "d": "the result"}

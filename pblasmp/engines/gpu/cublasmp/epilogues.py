@@ -22,8 +22,6 @@ from ...request import Operands
 from ..kernels.views import why_no_float8
 from ..types import DATA_TYPES
 
-__all__ = ["FinishedProduct", "attributes", "check", "scale_attributes", "why_not_fused"]
-
 _BLOCK_SINCE = 100  # compute capability
 _OUTPUT_SINCE = 800  # in earlier versions C may not be left out, and D cannot stand for it
 

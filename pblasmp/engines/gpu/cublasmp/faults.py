@@ -17,20 +17,6 @@ from ....dtypes import is_float8
 from ....errors import UnsupportedError
 from ....layout import ColumnMajorProduct, Level3Problem, MatmulProblem, MatrixDescriptor
 
-__all__ = [
-    "avoided",
-    "check_nccl",
-    "ends_before_peers_have_read",
-    "is_shifted",
-    "level3_is_wrong",
-    "moves_unseen",
-    "needs_c_in_d",
-    "reads_a_transposed",
-    "reads_b_transposed",
-    "reads_c_with_beta_0",
-    "sums_may_hang",
-]
-
 _FIRST_NCCL = 22903
 _FIRST_MOVES, _FIRST_SUMS, _FIRST_SYR2K = 800, 1000, 1000  # versions
 _ALIGNMENT = 16  # bytes

@@ -23,8 +23,6 @@ from .call import PreparedCall, columns, part_mask, write_part
 from .contracts import symbol_of
 from .library import Cublasmp
 
-__all__ = ["CublasmpLevel3", "ScaledC"]
-
 Array = Any
 
 

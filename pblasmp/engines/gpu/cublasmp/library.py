@@ -29,8 +29,6 @@ from . import faults
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Cublasmp", "Listening", "open_library", "symmetric_heap"]
-
 _TRACE = 5
 
 

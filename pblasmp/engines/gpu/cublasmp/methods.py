@@ -23,9 +23,6 @@ from .level3 import CublasmpLevel3, ScaledC
 from .library import Cublasmp
 from .product import CublasmpProduct, automatic
 
-__all__ = ["METHODS"]
-
-
 # -- products
 
 

@@ -25,8 +25,6 @@ from .library import Cublasmp
 if TYPE_CHECKING:
     from ..transport import GpuTransport
 
-__all__ = ["prepare_move"]
-
 Array = Any
 
 

@@ -22,8 +22,6 @@ from . import epilogues, faults
 from .call import PreparedCall, columns
 from .library import Cublasmp
 
-__all__ = ["CublasmpProduct", "automatic"]
-
 Array = Any
 
 

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from ...product import RecordedGraph
     from ..runtime.gpu import Gpu
 
-__all__ = [
-    "SCRATCH", "SLABS_OF", "CallBuilder", "Compute", "Computer", "Cublas", "Queue", "QueuedCall",
-    "Template",
-]  # fmt: skip
-
 Queue: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that queues work, and its arguments."""
 

@@ -30,8 +30,6 @@ from .updates import updated
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
 
-__all__ = ["GpuDirect"]
-
 _REMEMBERED = 1024  # calls that are kept bound, a few kB each
 _USES_BEFORE_GRAPHS = 3  # of a set of slabs
 _MOST_GRAPHS = 512

@@ -13,8 +13,6 @@ from ..kernels.kernels import Tile
 from ..types import DIAGONALS, FILLS, OPS, SIDES
 from .builder import CallBuilder, Compute, Queue
 
-__all__ = ["added", "matmul", "product_of", "sided", "triangular"]
-
 _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands

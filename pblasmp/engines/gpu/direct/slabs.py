@@ -12,8 +12,6 @@ from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix
 from ..kernels.views import Move, View, moves
 
-__all__ = ["CublasMatrix", "StagedOperand", "covers"]
-
 
 class CublasMatrix(NamedTuple):
     """A matrix as cuBLAS takes it: its address, whether it is in Fortran order, its leading dimension."""

@@ -11,8 +11,6 @@ from ....layout.pieces import Rectangle, pieces
 from ...direct.spans import Span
 from ..kernels.kernels import Deal
 
-__all__ = ["deal", "portions", "strips_of"]
-
 _STRIP = 256  # columns of a triangle's tiles, at least
 _STRIPS = 16  # of a triangle, at most
 _SCRATCH = 64 << 20  # bytes for the tiles of a triangle that are summed at a time

@@ -15,8 +15,6 @@ from .products import product_of
 from .slabs import CublasMatrix
 from .strips import deal, portions, strips_of
 
-__all__ = ["updated"]
-
 
 def updated(call: CallBuilder) -> Compute:
     """Prepare syrk, herk, syr2k or her2k."""

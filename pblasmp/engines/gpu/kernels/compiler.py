@@ -21,8 +21,6 @@ from ....trust import make_private, open_trusted
 from ...direct.asked import host_address
 from .stand_ins import placed
 
-__all__ = ["CompiledKernels", "Kernel", "Launch", "check_driver", "kernel_folder", "loaded"]
-
 _ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
 _ALIGNED = 64  # bytes, of the first argument: descriptors of TMA begin at a multiple
 

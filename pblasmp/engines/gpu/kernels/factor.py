@@ -12,8 +12,6 @@ from .compiler import CompiledKernels, Kernel
 from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
 from .solve_source import CONDITIONS, INVERT, JOIN, REFINE, STEP, TRIANGLES
 
-__all__ = ["FactorKernels"]
-
 Array = Any
 
 _THREADS = 512

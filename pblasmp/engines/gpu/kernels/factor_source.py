@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from .source import COMPLEX
 
-__all__ = ["COMMON", "JUDGE", "LOOK", "LU", "MEETING", "PAIRS", "QR", "SWAP"]
-
 COMMON = (
     COMPLEX
     + r"""

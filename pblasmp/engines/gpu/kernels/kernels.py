@@ -19,8 +19,6 @@ from .compiler import CompiledKernels, Launch
 from .source import ADD, MOVE, NUMBERS, SUM, SYNC, TRANSPOSE
 from .views import Move, View
 
-__all__ = ["Deal", "Kernels", "Tile", "common_run", "vector_width"]
-
 _VECTOR_BYTES = 16
 _THREADS = 512
 _SUM_THREADS = 256

@@ -24,8 +24,6 @@ from ....errors import ArgumentError, UnsupportedError
 from ..types import DATA_TYPES, OPS, compute_type
 from .views import View
 
-__all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Fused", "LocalProducts", "fuses", "why_not_float8"]
-
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
 _REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; a QR of order 16,384 has 2,000
 _ALIGNED = 256  # bytes; better alignment makes no difference

@@ -17,18 +17,6 @@ import numpy as np
 from .compiler import Kernel, check_driver, loaded
 from .views import View
 
-__all__ = [
-    "FORMS",
-    "PARTS",
-    "TILE_ROWS",
-    "KernelJob",
-    "OneKernel",
-    "Tiling",
-    "parts_in_boxes",
-    "tiling",
-    "way_of_parts",
-]
-
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from .factor_source import COMMON, MEETING
 
-__all__ = ["CONDITIONS", "INVERT", "JOIN", "REFINE", "STEP", "TRIANGLES"]
-
 # A block of threads for each block of WIDTH columns on the diagonals of lower triangles: its inverse, to the same
 # place. Triangles have ld columns of ld elements, and one more is between them. n is the columns of all triangles.
 # Above diagonals nothing is written.

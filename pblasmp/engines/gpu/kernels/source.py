@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ADD", "COMPLEX", "MOVE", "NUMBERS", "SUM", "SYNC", "TRANSPOSE"]
-
 _COMMON = r"""
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
 """

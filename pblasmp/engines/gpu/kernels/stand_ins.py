@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALIGNED", "beginning", "is_stand_in", "placed", "stand_in"]
-
 ALIGNED = 16  # bytes: kernels that copy so many at a time are chosen by addresses
 _SHIFT = 56
 _OFFSET = (1 << _SHIFT) - 1

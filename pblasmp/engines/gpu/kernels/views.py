@@ -13,19 +13,6 @@ from ....dtypes import is_float8
 from ....errors import ArgumentError
 from ....layout.intersection import Piece, Stretches
 
-__all__ = [
-    "Blocks",
-    "Move",
-    "View",
-    "blocks",
-    "contiguous",
-    "convert",
-    "moves",
-    "to_bits",
-    "transposing_moves",
-    "why_no_float8",
-]
-
 Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
 Four = tuple[int, int, int, int]
 

@@ -18,8 +18,6 @@ from .windows import CHUNKS, MESSAGES, ROOMS, SLOTS
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
 
-__all__ = ["Deliveries", "Inbox"]
-
 _BOXES = MESSAGES.count  # most exchanges under way at once
 _MOST = 4 << 30  # bytes of a box; larger exchanges go through NCCL
 _ALIGNED = 256

@@ -29,24 +29,6 @@ from ..runtime.health import nccl_handle
 from ..runtime.nccl import Nccl
 from ..runtime.runtime import GpuRuntime
 
-__all__ = [
-    "CHUNKS",
-    "FLAGS",
-    "MESSAGES",
-    "ONE_KERNEL_CONTROL",
-    "ONE_KERNEL_FLAGS",
-    "ONE_KERNEL_INBOXES",
-    "PIECES",
-    "PUSHED",
-    "RANGES",
-    "ROOMS",
-    "SLOTS",
-    "Buffer",
-    "FlagRange",
-    "Windows",
-    "open_windows",
-]
-
 FLAGS = 80
 """How many flags every rank has from every other one."""
 

@@ -27,8 +27,6 @@ from ....layout.intersection import Stretch, Stretches, extent, intersect, packe
 from ...moving.panels import needs
 from ..peers.windows import PUSHED
 
-__all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
-
 _OWNERS = 4  # reorder rows by owner only if at most so many ranks own them
 _FEW = 16  # pack a message that would take more copies than this
 _LINE = 64  # entries of k; copy engines are slower with shorter lines

@@ -31,8 +31,6 @@ from ..runtime.gpu import Gpu
 from ..session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan
 
-__all__ = ["METHODS", "Pushed", "PushedProduct"]
-
 _BUFFER = "slabs"
 _STREAM = "copy"  # copies on two streams would share the copy engines in an unknown order
 _FLOAT8 = 16  # 8-bit products take multiples of this

@@ -14,8 +14,6 @@ import numpy as np
 
 from ....logs import logger
 
-__all__ = ["BY_ADDRESS", "Arena", "GraphMemory", "capture_of", "current", "external"]
-
 
 class current:  # noqa: N801 - it is called like a function
     """``with current(stream):`` a stream is CuPy's current one, and the previous one is again afterwards. Local.

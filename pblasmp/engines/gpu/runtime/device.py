@@ -21,17 +21,6 @@ from ....extras import install
 from ....trust import fault_of
 from ..kernels.compiler import kernel_folder
 
-__all__ = [
-    "VISIBLE",
-    "Device",
-    "OnDevice",
-    "find_device",
-    "gpus_of_machine",
-    "in_words",
-    "links_of",
-    "visible_gpus",
-]
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it

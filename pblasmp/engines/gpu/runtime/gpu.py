@@ -23,8 +23,6 @@ from .arena import BY_ADDRESS
 from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
 from .runtime import GpuRuntime
 
-__all__ = ["Gpu"]
-
 _AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
 

@@ -14,8 +14,6 @@ from .arena import GraphMemory, current
 from .relaunch import Relaunch
 from .runtime import GpuRuntime
 
-__all__ = ["Recordings"]
-
 
 class Recordings:
     """The graphs of one product. Local.

@@ -20,8 +20,6 @@ from ....comm import Communicator, SideChannel
 from ....errors import StatusError
 from .device import Device, OnDevice
 
-__all__ = ["Health", "nccl_handle"]
-
 _POLLS = 64  # of a wait, between two checks for faults
 _NOT_READY = 600  # of CUDA's errors
 _CAPTURE_ERRORS = range(900, 909)  # errors of recording a graph, not of the GPU

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from ....resources import machine_cores, usable_cores
 from ..kernels.views import LONGEST_PITCH
 
-__all__ = ["HostCopies"]
-
 Array = Any
 
 _CHUNK = 16 << 20  # bytes

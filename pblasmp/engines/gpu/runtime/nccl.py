@@ -14,8 +14,6 @@ from ....errors import UnsupportedError
 from .health import nccl_handle
 from .runtime import GpuRuntime
 
-__all__ = ["NCCL_SUM", "NCCL_TYPES", "REDUCED_TYPES", "Nccl", "nccl_version"]
-
 Array = Any
 
 NCCL_TYPES = {

@@ -10,8 +10,6 @@ from typing import Any
 from ...._core import Core, LaunchState
 from ....errors import StatusError
 
-__all__ = ["Relaunch"]
-
 
 class Relaunch:
     """A recorded graph, to be queued any number of times while it exists. Local.

@@ -15,8 +15,6 @@ from .device import Device
 from .health import Health
 from .turns import turns_on
 
-__all__ = ["NO_MULTICAST", "GpuRuntime"]
-
 _SHARED_MEMORY = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["Turns", "turns_on"]
-
 _on: dict[int, Turns] = {}
 
 

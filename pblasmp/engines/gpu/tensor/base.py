@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
     from ..session import Session
 
-__all__ = ["CopyProduct", "NcclProduct", "Views"]
-
 Array = Any
 _AMAX = DTYPES["float32"]
 

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from ...request import Options
     from ..runtime.gpu import Gpu
 
-__all__ = [
-    "NcclAllReduce",
-    "NcclGather",
-    "NcclGatheredOutput",
-    "NcclReduceScatter",
-    "OneShotAllReduce",
-    "PulledReduceScatter",
-    "PushedAllReduce",
-    "PushedGather",
-    "PushedGatheredOutput",
-    "PushedReduceScatter",
-    "RingAllReduce",
-    "TwoShotAllReduce",
-]
-
 
 class NcclGather(NcclProduct):
     """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""

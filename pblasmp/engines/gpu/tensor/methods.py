@@ -24,8 +24,6 @@ from . import PRODUCTS
 from .base import CopyProduct
 from .one_kernel import may_shut_out
 
-__all__ = ["METHODS"]
-
 Array = Any
 
 

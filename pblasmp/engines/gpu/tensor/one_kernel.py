@@ -39,8 +39,6 @@ from .base import CopyProduct, Views
 if TYPE_CHECKING:
     from ..session import Session
 
-__all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter", "may_shut_out"]
-
 _KINDS = 2  # of flags: parts of sums, results
 _MOST_RANKS = 16
 _LEFT = 26

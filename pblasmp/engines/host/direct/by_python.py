@@ -21,8 +21,6 @@ from ...direct import Asked, Moved, Part, host_address
 from ...direct.sub_matrix import SubMatrix, UnfitError, vote_number
 from ...local.sums import MATRIX_REDUCTIONS, stored
 
-__all__ = ["MatrixReducer", "Move"]
-
 _RANKS = 1 << 24  # of a grid, at most
 _NONE = 0, 0, 0
 _PART = struct.Struct("=6q")

@@ -45,8 +45,6 @@ from ..transport import Buffers, HostTransport
 from .by_python import MatrixReducer, Move
 from .limits import LIMITS, is_small, may_be_factored
 
-__all__ = ["FIRST_SLABS", "HostDirect"]
-
 _EARLY = MemoryError, LibraryNotFoundError
 """What may fail on one rank before anything has happened: the ordinary way works, or the ranks agree on the error."""
 _LEAST, _MOST = 1 << 20, 32 << 20  # bytes of a set of slabs; a call that needs more is worth a plan

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["LIMITS", "is_small", "may_be_factored"]
-
 
 class Limits(ctypes.Structure):
     """``limits`` of call.h.
