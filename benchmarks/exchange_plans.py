@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pblasmp.comm import Exchange
-from pblasmp.engines.host.transport import Buffers, HostTransport
+from pblasmp.engines.host.host_transport import Buffers, HostTransport
 from pblasmp.engines.moving.panels import Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect

@@ -3,7 +3,7 @@
 
 By order: on one rank alone, on several ranks together, and in panels; then what pblasmp takes, and how much longer that
 is than the fastest. So one sees the orders from which each is faster, on which the limits in
-``pblasmp/engines/host/direct/limits.py`` and ``host/operations.py`` rest. It starts its ranks itself, prints, and
+``pblasmp/engines/host/direct/limits.py`` and ``host/host_operations.py`` rest. It starts its ranks itself, prints, and
 writes nothing.
 """
 

@@ -6,6 +6,7 @@ Nothing is loaded before ``Library()`` or ``SolverLibrary()`` is made.
 
 from __future__ import annotations
 
+from .c_library import Library, SolverLibrary, version_text
 from .enums import (
     ComputeType,
     DataType,
@@ -26,7 +27,6 @@ from .enums import (
     SpecialValuesSupport,
     Status,
 )
-from .library import Library, SolverLibrary, version_text
 from .solver_table import SOLVER_FUNCTIONS
 from .table import FUNCTIONS, Argument, Function, LoggerCallback, ctype
 

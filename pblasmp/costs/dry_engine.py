@@ -22,8 +22,8 @@ from ..comm.choice import Serial
 from ..dtypes import accumulation_dtype
 from ..engines.arrays import blas_operand
 from ..engines.composite import ExchangeMove
-from ..engines.host.engine import HostEngine
-from ..engines.host.operations import HostOperations
+from ..engines.host.host_engine import HostEngine
+from ..engines.host.host_operations import HostOperations
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed

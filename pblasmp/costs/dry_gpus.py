@@ -12,8 +12,8 @@ import numpy as np
 
 from ..engines import dense
 from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
-from ..engines.gpu.engine import GpuEngine
 from ..engines.gpu.factor_operations import GpuFactorOperations
+from ..engines.gpu.gpu_engine import GpuEngine
 from ..engines.tensor.algorithms import MESSAGES
 from .dry_engine import DryEngine, DryOperations, DryTransport, PlannedExchange
 

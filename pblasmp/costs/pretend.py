@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..comm.choice import Serial
 from ..comm.communicator import chunks
-from ..engines.host.engine import HostEngine
-from ..engines.host.operations import HostOperations
-from ..engines.host.transport import HostTransport
+from ..engines.host.host_engine import HostEngine
+from ..engines.host.host_operations import HostOperations
+from ..engines.host.host_transport import HostTransport
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import PblasmpError

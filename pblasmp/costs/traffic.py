@@ -11,7 +11,7 @@ import numpy as np
 
 from ..comm import Side
 from ..comm.exchange import SLOTS
-from ..engines.host.engine import HostEngine
+from ..engines.host.host_engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr

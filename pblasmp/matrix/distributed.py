@@ -19,7 +19,7 @@ from ..layout.descriptor import expanded, is_integer
 from ..layout.grid import as_block, as_grid, one_of
 from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
-from . import arithmetic, assignment, io, reductions
+from . import arithmetic, creation, io, reductions
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
 
@@ -117,7 +117,7 @@ class DistributedMatrix(Handle):
             RankMismatchError: the ranks gave different arrays.
             TypeError: ``value`` is none of these.
         """
-        assignment.set_item(self, index, value)
+        creation.set_item(self, index, value)
 
     def to_scalapack(self, *, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.

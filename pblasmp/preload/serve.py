@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from .. import pblas
-from ..bindings.library import path_of
+from ..bindings.c_library import path_of
 from ..comm import world_ranks
 from ..engines.choose import EngineName
 from ..errors import PblasmpError

@@ -23,11 +23,10 @@ except ModuleNotFoundError as error:
         f"pblasmp.torch needs PyTorch ({error}): {install('torch')}", name=error.name
     ) from None
 
-from .draws import initialize
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
-from .fused_linear import FusedColumnParallelLinear
-from .linear import ColumnParallelLinear, RowParallelLinear
+from .linear import ColumnParallelLinear, FusedColumnParallelLinear, RowParallelLinear
 from .meshes import init_process_group, to_dtensor
+from .parameters import initialize
 from .regions import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,

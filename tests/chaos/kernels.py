@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.gpu.kernels.kernels import Kernels
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.pieces import LocalPart
 

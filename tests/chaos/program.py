@@ -32,7 +32,7 @@ import pblasmp.comm.board
 import pblasmp.comm.exchange
 import pblasmp.comm.mpi_communicator
 import pblasmp.engines.host.direct.calls
-import pblasmp.engines.host.operations
+import pblasmp.engines.host.host_operations
 from tests.helpers.process import descriptors, held
 
 # Where an exception is raised, and how often that place is passed in a trial, roughly.
@@ -45,7 +45,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "fence": (pblasmp.comm.board.Board, "meet", 20),
     "allgather": (pblasmp.comm.mpi_communicator.MpiCommunicator, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
-    "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
+    "gemm": (pblasmp.engines.host.host_operations.HostOperations, "gemm", 20),
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),
     "direct": (pblasmp.engines.host.direct.calls.HostDirect, "_status", 10),
     "late vote": (pblasmp.engines.host.direct.calls, "late_vote", 5),

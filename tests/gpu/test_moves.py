@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu import transport
+from pblasmp.engines.gpu import gpu_transport
 from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
@@ -109,7 +109,7 @@ def test_products_whose_operands_are_moved(ctx, way):
 
 @pytest.mark.parametrize("panel", [1000, 64 << 20])
 def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
-    monkeypatch.setattr(transport, "_PANEL_BYTES", panel)
+    monkeypatch.setattr(gpu_transport, "_PANEL_BYTES", panel)
     directory = ctx.comm.bcast(str(tmp_path))
     wrongs = [
         fault

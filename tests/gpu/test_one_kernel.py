@@ -8,7 +8,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.kernels.one_kernel import PARTS
-from pblasmp.engines.gpu.tensor import one_kernel as algorithms
+from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
 from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
 
 SIZES = [

@@ -22,8 +22,8 @@ import numpy as np
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.dense import add
-from pblasmp.engines.host import operations
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host import host_operations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
 from tests.helpers import level3
@@ -113,7 +113,7 @@ def thresholds(rng: Any) -> Iterator[str]:
         changed_limits(**limits),
         mock.patch.multiple(HostOperations, **how),
         mock.patch.multiple(add, _LEAST=0, _MOST=100),
-        mock.patch.object(operations, "_CHUNK", 40),
+        mock.patch.object(host_operations, "_CHUNK", 40),
     ):
         yield f"{limits} {how}"
 

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.linalg.systems import solve_keeping
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered
 from tests.helpers.limits import changed_limits

@@ -32,7 +32,7 @@ from numpy.lib.stride_tricks import as_strided
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
 from pblasmp.engines.gpu.session import session_of
-from pblasmp.engines.gpu.tensor import methods
+from pblasmp.engines.gpu.tensor import copy_methods
 from tests.helpers import fakelapack
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
 
@@ -465,10 +465,10 @@ class FakeGpu:
         )
         if self.computes:
             self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))
-            patch.setattr("pblasmp.engines.gpu.engine.GpuDirect", lambda *_: None)
-            patch.setattr(methods, "_why_not", partial(_named, methods._why_not))
+            patch.setattr("pblasmp.engines.gpu.gpu_engine.GpuDirect", lambda *_: None)
+            patch.setattr(copy_methods, "_why_not", partial(_named, copy_methods._why_not))
         self.driver_for_c = DriverForC(self)
-        patch.setattr("pblasmp.engines.gpu.runtime.relaunch._driver", lambda: self.driver_for_c)
+        patch.setattr("pblasmp.engines.gpu.runtime.graphs._driver", lambda: self.driver_for_c)
         load = partial(
             fakelapack.loaded, shared_memory=lambda: self.shared_memory,
             multiprocessors=lambda: self.multiprocessors, computes=self.computes,

@@ -29,8 +29,8 @@ import pblasmp.comm.mpi_communicator
 import pblasmp.comm.side_channel
 import pblasmp.context
 import pblasmp.engines.host.direct.calls
-import pblasmp.engines.host.engine
-import pblasmp.engines.host.operations
+import pblasmp.engines.host.host_engine
+import pblasmp.engines.host.host_operations
 import pblasmp.runtime.plans
 import pblasmp.runtime.runtime
 
@@ -318,7 +318,7 @@ def caught_in_a_move():
 
 
 def caught_before_a_move():
-    caught_in(lambda ctx, _: moves(ctx), pblasmp.engines.host.engine, "ExchangeMove")
+    caught_in(lambda ctx, _: moves(ctx), pblasmp.engines.host.host_engine, "ExchangeMove")
 
 
 def caught_in_scatter():
@@ -334,7 +334,9 @@ def caught_in_gather():
 
 def caught_in_a_product():
     caught_in(
-        lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.operations.HostOperations, "gemm"
+        lambda _, a: pb.matmul(a, a, algo="panels"),
+        pblasmp.engines.host.host_operations.HostOperations,
+        "gemm",
     )
 
 

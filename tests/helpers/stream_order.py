@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pblasmp.engines.gpu.cublasmp.call import PreparedCall
+from pblasmp.engines.gpu.cublasmp.prepared_call import PreparedCall
+from pblasmp.engines.gpu.gpu_operations import GpuOperations
+from pblasmp.engines.gpu.gpu_transport import GpuTransport
 from pblasmp.engines.gpu.kernels.lt import LocalProducts
-from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.graphs import Recordings
-from pblasmp.engines.gpu.transport import GpuTransport
 from tests.helpers.fakegpu import FakeGpu
 
 __all__ = ["StreamOrder"]

@@ -15,7 +15,7 @@ import scipy.linalg
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.direct import calls
-from pblasmp.engines.host.transport import Buffers
+from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (

@@ -16,7 +16,7 @@ import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.engines.host.transport import HostTransport
+from pblasmp.engines.host.host_transport import HostTransport
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
 from tests.helpers import factor_cases

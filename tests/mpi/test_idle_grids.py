@@ -14,7 +14,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import launch, pblas
-from pblasmp.engines.host import engine as host
+from pblasmp.engines.host import host_engine as host
 from pblasmp.launch import Job
 from pblasmp.pblas import grids
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks

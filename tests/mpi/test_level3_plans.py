@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import transport as host_transport
+from pblasmp.engines.host import host_transport
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi

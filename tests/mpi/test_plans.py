@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import transport as host_transport
+from pblasmp.engines.host import host_transport
 from pblasmp.engines.host.direct import FIRST_SLABS
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers.cases import (
     agreed_error,
     first,

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.costs import move_traffic
 from pblasmp.costs.dry_engine import pivots_anywhere
 from pblasmp.engines.dense.elimination import permutation
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from pblasmp.bindings.library import version_text
+from pblasmp.bindings.c_library import version_text
 from tests.helpers.docs import DOCS
 
 POWERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -43,10 +43,10 @@ NUMBERS = [
     ("matmul", "runtime.kept_plans._MACHINE_BYTES", mib, "or into {} of all ranks of a machine;"),
     ("tensor-parallel", "runtime.kept_plans._MOST_BYTES", mib, "used ones that fit into {} ("),
     ("tensor-parallel", "runtime.kept_plans._MACHINE_BYTES", mib, "(into {} of all ranks of a machine) until"),
-    (FACTORIZATIONS, "engines.host.operations._WIDTH", str, "have panels of {} columns"),
-    (FACTORIZATIONS, "engines.host.operations._LARGE", str, "columns, from an order of {} on"),
-    (FACTORIZATIONS, "engines.host.operations._LARGE_WIDTH", str, "on of {}. On one node"),
-    (FACTORIZATIONS, "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
+    (FACTORIZATIONS, "engines.host.host_operations._WIDTH", str, "have panels of {} columns"),
+    (FACTORIZATIONS, "engines.host.host_operations._LARGE", str, "columns, from an order of {} on"),
+    (FACTORIZATIONS, "engines.host.host_operations._LARGE_WIDTH", str, "on of {}. On one node"),
+    (FACTORIZATIONS, "engines.host.host_operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     (FACTORIZATIONS, "engines.dense.panel_shape._WIDE", str, "at least {} columns"),
     (FACTORIZATIONS, "engines.dense.panel_shape._ROUNDS", str, "each rank has {} such blocks"),
     (
@@ -65,11 +65,11 @@ NUMBERS = [
     ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "canceled within {}"),
     ("errors", "comm.process_group._LOOK_SECONDS", lambda x: f"{x * 1000:.0f} ms", "ranks poll every {}"),
     ("gpu", "engines.gpu.runtime.health._EXIT_SECONDS", str, "ends a process {} seconds after"),
-    ("gpu", "engines.gpu.transport._PANEL_BYTES", mib, "pinned memory, {} at a time"),
+    ("gpu", "engines.gpu.gpu_transport._PANEL_BYTES", mib, "pinned memory, {} at a time"),
     ("host-engine", "engines.protocol.SHARE", lambda x: f"{x * 100:.0f} %", "fits into {} of the free memory"),
     ("host-engine", "engines.dense.stationary._LARGER", {2: "twice"}.get, "move at least {} as much"),
     ("host-engine", "engines.dense.stationary._LEAST", power_of_two, "and {} elements or more"),
-    ("host-engine", "engines.host.operations.HostOperations.panel", str, "in panels of {} along k"),
+    ("host-engine", "engines.host.host_operations.HostOperations.panel", str, "in panels of {} along k"),
     ("host-engine", "comm.exchange._MESSAGE_BYTES", mib, "Messages have at most {}"),
     ("products-with-more", "engines.gpu.cublasmp.epilogues._SINCE", since, "dgelu | since cuBLASMp {} |"),
     ("products-with-more", "engines.gpu.cublasmp.epilogues._DRELU_SINCE", since, "| drelu | since {} |"),
@@ -89,13 +89,13 @@ NUMBERS = [
     ("products-with-more", "epilogue._MASK_LD", str, "mask are multiples of {} bits"),
     ("products-with-more", "epilogue._GELU_LD", str, "gelu's argument multiples of {} elements"),
     ("products-with-more", "epilogue.BLOCK", str, "scales {} entries along k"),
-    ("internals/gpu", "engines.gpu.tensor.methods._HIDES_COPIES", times_ten_to, "below {} operations, else"),
-    ("internals/gpu", "engines.gpu.tensor.methods._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
-    ("internals/gpu", "engines.gpu.tensor.methods._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
-    ("internals/gpu", "engines.gpu.tensor.methods._ONE_SHOT_WAVES", str, "below {} waves of tiles"),
-    ("internals/gpu", "engines.gpu.tensor.methods._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),
+    ("internals/gpu", "engines.gpu.tensor.copy_methods._HIDES_COPIES", times_ten_to, "below {} operations, else"),
+    ("internals/gpu", "engines.gpu.tensor.copy_methods._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
+    ("internals/gpu", "engines.gpu.tensor.copy_methods._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
+    ("internals/gpu", "engines.gpu.tensor.copy_methods._ONE_SHOT_WAVES", str, "below {} waves of tiles"),
+    ("internals/gpu", "engines.gpu.tensor.copy_methods._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),
     (
-        "internals/gpu", "engines.gpu.tensor.methods._ONE_SHOT_BYTES", lambda x: f"{x >> 10} KiB",
+        "internals/gpu", "engines.gpu.tensor.copy_methods._ONE_SHOT_BYTES", lambda x: f"{x >> 10} KiB",
         "for results up to {}",
     ),
     ("internals/gpu", "engines.gpu.push.plan._LINE", str, "in blocks of fewer than {}"),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .cublasmp.library import open_library
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .runtime.device import find_device
 
 __all__ = ["GpuEngine", "find_device", "open_library"]

@@ -14,11 +14,11 @@ import numpy as np
 from ...bindings import FillMode
 from ...dtypes import element_type
 from ..arrays import scale, set_diagonal
+from .gpu_operations import LANES, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import FactorKernels
 from .kernels.lt import Op
 from .kernels.views import View
-from .operations import LANES, GpuOperations
 from .session import Session
 from .spread import QueuedSpread
 from .triangles import Halves

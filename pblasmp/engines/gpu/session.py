@@ -13,9 +13,9 @@ from ..protocol import Engine
 from .cublasmp.library import Cublasmp, symmetric_heap
 from .runtime.device import Device
 from .runtime.gpu import Gpu
+from .runtime.gpu_runtime import GpuRuntime
 from .runtime.graphs import Recordings
 from .runtime.nccl import Nccl
-from .runtime.runtime import GpuRuntime
 
 
 class _HasSession(Protocol):

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .engine import HostEngine
+from .host_engine import HostEngine
 
 __all__ = ["HostEngine"]

@@ -107,7 +107,7 @@ def _mpi() -> str:
     """Return the path of the MPI library that mpi4py calls."""
     from mpi4py import MPI
 
-    from ...bindings.library import path_of
+    from ...bindings.c_library import path_of
 
     return path_of(ctypes.CDLL(MPI.__file__).MPI_Comm_size)
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import draws
+from pblasmp.torch import parameters
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import Case, compare, failure, full, host, integers, local, own, world
@@ -494,7 +494,7 @@ def initializers(ctx: pb.Context, mesh: DeviceMesh) -> None:
         (16, (37, 5), torch.float32),
     ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(draws, "_AT_ONCE", at_once)
+            patch.setattr(parameters, "_AT_ONCE", at_once)
             for name, how in INITIALIZERS:
                 for layer in (
                     pt.ColumnParallelLinear(k, n, ctx=ctx, dtype=dtype, bias=False),

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import rendezvous
+from pblasmp.torch import meshes
 from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.torch_ranks import Case, host
 
-NODES = "pblasmp.torch.rendezvous.machines_of"
+NODES = "pblasmp.torch.meshes.machines_of"
 
 
 def listening() -> set[str]:
@@ -66,7 +66,7 @@ def where_ranks_meet(comm: Any) -> Iterator[Case]:
         mine = listening() - before
         yield "one node: its address", None if address == "127.0.0.1" else address
         yield "one node: nothing is open", opened(mine)
-        others = [reached(each, port) for each in ("127.0.0.1", "127.0.0.2", *rendezvous.interfaces())]
+        others = [reached(each, port) for each in ("127.0.0.1", "127.0.0.2", *meshes.interfaces())]
         yield (
             "one node: no other address",
             None if others[:2] == [True, False] and sum(others) <= 2 else f"{others}",
@@ -75,13 +75,13 @@ def where_ranks_meet(comm: Any) -> Iterator[Case]:
     with patch(NODES, lambda _: [(rank,) for rank in range(comm.size)]):
         pt.init_process_group(comm)
         address, port = place_of_store()
-        far = [each for each in rendezvous.interfaces() if not each.startswith("127.")]
+        far = [each for each in meshes.interfaces() if not each.startswith("127.")]
         yield "nodes: its address", None if address in (far or ["127.0.0.1"]) else address
         yield "nodes: nothing is open", opened(listening() - before)
         others = [reached("127.0.0.2", port), reached("127.0.0.1", port)]
         yield "nodes: no other address", None if others == [False, not far] else f"{others}"
         known = os.environ.pop("GLOO_SOCKET_IFNAME")
-        yield "nodes: gloo", None if known == rendezvous.interfaces()[address] else known
+        yield "nodes: gloo", None if known == meshes.interfaces()[address] else known
         yield "nodes: it works", None if works(comm) else "wrong sums"
         dist.destroy_process_group()
     alone = comm.Split(comm.rank)
@@ -108,7 +108,7 @@ def faults(comm: Any) -> Iterator[Case]:
 
     store = dist.TCPStore
     cases = {
-        "no address": (OSError, ["the network is down"], {"pblasmp.torch.rendezvous._listening": fails}),
+        "no address": (OSError, ["the network is down"], {"pblasmp.torch.meshes._listening": fails}),
         "not reached": (
             pb.UnsupportedError, ["not every rank reaches rank 0", "MASTER_ADDR"],
             {"socket.create_connection": fails},
@@ -158,18 +158,18 @@ def test_addresses_that_other_hosts_reach(monkeypatch):
 
     interfaces = {"127.0.0.1": "lo", "169.254.3.4": "usb0", "192.168.3.4": "eth0"}
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(rendezvous, "interfaces", lambda: interfaces)
+    monkeypatch.setattr(meshes, "interfaces", lambda: interfaces)
     monkeypatch.setattr(socket, "gethostname", lambda: "a-host")
     for told, expected in {
         "": ["192.168.3.4"], "told": ["10.0.0.7", "192.168.3.4"], "local": ["192.168.3.4"],
         "unknown": ["192.168.3.4"],
     }.items():  # fmt: skip
         monkeypatch.setenv("MASTER_ADDR", told)
-        assert rendezvous._addresses() == [*expected, "127.0.0.1"], told
-    monkeypatch.setattr(rendezvous, "interfaces", dict)  # not Linux
+        assert meshes._addresses() == [*expected, "127.0.0.1"], told
+    monkeypatch.setattr(meshes, "interfaces", dict)  # not Linux
     known["a-host"] = "192.168.3.9"
-    assert rendezvous._addresses() == ["192.168.3.9", "127.0.0.1"]
-    sockets = rendezvous._listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
+    assert meshes._addresses() == ["192.168.3.9", "127.0.0.1"]
+    sockets = meshes._listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
     assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1"]
     for each in sockets:
         each.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pblasmp.bindings import Library, SolverLibrary
-from pblasmp.bindings.library import ENVIRONMENT
+from pblasmp.bindings.c_library import ENVIRONMENT
 from pblasmp.errors import LibraryNotFoundError, StatusError, UnsupportedError
 from pblasmp.extras import install
 from tests.helpers.recorder import build

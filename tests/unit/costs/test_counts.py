@@ -16,7 +16,7 @@ from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout import FactorProblem, ParallelProblem
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES

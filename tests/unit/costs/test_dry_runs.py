@@ -20,7 +20,7 @@ SLABS = ("shared", "gathered", "panels", "stationary")
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Several panels, and several messages between two ranks."""
-    monkeypatch.setattr("pblasmp.engines.host.operations.HostOperations.panel", 16)
+    monkeypatch.setattr("pblasmp.engines.host.host_operations.HostOperations.panel", 16)
     monkeypatch.setattr("pblasmp.comm.exchange._MESSAGE_BYTES", 256)
 
 

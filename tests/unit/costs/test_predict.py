@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp.costs.advise import advise_layers, advise_move, scale
 from pblasmp.costs.machines import load_machine, machine_from, machine_toml, with_ranks
 from pblasmp.costs.predict import kernel_seconds
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, read_toml
 from tests.helpers.command_line import run_here

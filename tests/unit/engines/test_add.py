@@ -7,7 +7,7 @@ import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the 
 
 import pblasmp as pb
 from pblasmp.engines.dense import add
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers.threads import on_ranks
 
 SQUARE = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(2, 2))

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.comm.choice import Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.dense import stationary
-from pblasmp.engines.host.engine import METHODS
+from pblasmp.engines.host.host_engine import METHODS
 from pblasmp.engines.local.slab_terms import matmul_slabs, routine_slabs
 from pblasmp.engines.method import Verdict, choose, plain_refusal, survey
 from pblasmp.engines.protocol import Method, Traits

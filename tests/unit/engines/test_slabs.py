@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm.choice import Serial
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.engines.moving.panels import Panels, cut
 
 

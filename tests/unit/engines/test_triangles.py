@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.engines.local import slab_terms
 from pblasmp.engines.local.slab_terms import Gemm, LeftPart, ResultPart
 from pblasmp.layout import Trapezoid

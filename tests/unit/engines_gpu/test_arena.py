@@ -14,8 +14,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime.arena import Arena
+from pblasmp.engines.gpu.runtime.gpu_runtime import Turns
 from pblasmp.engines.gpu.runtime.graphs import Recordings
-from pblasmp.engines.gpu.runtime.turns import Turns
 from pblasmp.runtime import plans
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine

@@ -12,7 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.asked import SlabSets
-from pblasmp.engines.gpu.direct import GpuDirect, calls, strips
+from pblasmp.engines.gpu.direct import GpuDirect, computers, gpu_direct
 from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
@@ -31,10 +31,12 @@ STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
 @pytest.fixture
 def _small(monkeypatch):
     """Small matrices have several strips, and several portions of tiles; every rank agrees."""
-    monkeypatch.setattr(strips, "_STRIP", 4)
-    monkeypatch.setattr(strips, "_SCRATCH", 150)
-    monkeypatch.setattr(calls, "_LEAST", 1 << 13)
-    monkeypatch.setattr(calls, "gather_on", lambda control, name, number, told: control.vote(number) or None)
+    monkeypatch.setattr(computers, "_STRIP", 4)
+    monkeypatch.setattr(computers, "_SCRATCH", 150)
+    monkeypatch.setattr(gpu_direct, "_LEAST", 1 << 13)
+    monkeypatch.setattr(
+        gpu_direct, "gather_on", lambda control, name, number, told: control.vote(number) or None
+    )
 
 
 class Control:
@@ -130,7 +132,9 @@ def placed(
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("routine", [name for name, family in FAMILIES.items() if family in calls._COMPUTERS])
+@pytest.mark.parametrize(
+    "routine", [name for name, family in FAMILIES.items() if family in gpu_direct._COMPUTERS]
+)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_layout(routine, size):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
@@ -301,7 +305,7 @@ def test_two_sets_of_slabs_are_needed(monkeypatch):
 
 @pytest.mark.usefixtures("_small")
 def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
-    monkeypatch.setattr(calls, "_REMEMBERED", 5)
+    monkeypatch.setattr(gpu_direct, "_REMEMBERED", 5)
     ranks = Ranks(1)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 1))
     whole, other = ranks.matrix(np.eye(8), d), ranks.matrix(np.eye(8), d)
@@ -462,7 +466,7 @@ def promises(comm: Any, path: str) -> Any:
         ctx = pb.Context(comm, engine="cublasmp")
         a = ctx.zeros((12, 12), block=2, grid=(1, 2), order="F")
         if comm.rank:
-            patch.setitem(calls._COMPUTERS, "product", breaks)
+            patch.setitem(gpu_direct._COMPUTERS, "product", breaks)
         try:
             pb.matmul(a, a)
             found = "nothing was raised"

@@ -20,10 +20,10 @@ from pblasmp.engines.dense import factor_panels, panel_shape
 from pblasmp.engines.gpu import factor_operations, spread
 from pblasmp.engines.gpu import grid_panels as factor_panels_of_gpus
 from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
+from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
-from pblasmp.engines.gpu.operations import GpuOperations
 from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.cases import agreed_error

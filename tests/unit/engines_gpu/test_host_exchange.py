@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu import transport
+from pblasmp.engines.gpu import gpu_transport
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -18,7 +18,7 @@ from tests.helpers.slow import draws, only_long
 
 def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "_PANEL_BYTES", panel)
+        patch.setattr(gpu_transport, "_PANEL_BYTES", panel)
         with pb.Context(comm, engine="cublasmp") as ctx:
             for seed in range(draws(10, long=60)):
                 yield f"seed {seed}", one_trip(ctx, seed, directory) or None

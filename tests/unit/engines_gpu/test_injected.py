@@ -44,9 +44,9 @@ SPARED = (
         "deviceGetByPCIBusId",
         "pblasmp.engines.gpu.peers.windows:_why_deaf",
     ),  # may see fewer GPUs than there are
-    ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
+    ("init", "pblasmp.memory:__init__"),  # ends on all ranks or, in NVSHMEM, on none
 )
-ALONE = "get_current_stream", "pblasmp.engines.gpu.engine:lifetime"
+ALONE = "get_current_stream", "pblasmp.engines.gpu.gpu_engine:lifetime"
 """Fails while the other ranks wait in an agreement of the engine: fails on every rank, also in the short form."""
 OTHER, ITS_STREAM = 7, 471100  # a GPU that no rank has, and the stream that the user has chosen there
 RELEASES = (

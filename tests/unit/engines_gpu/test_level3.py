@@ -17,8 +17,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, ComputeType, Status
-from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
-from pblasmp.engines.gpu.engine import METHODS
+from pblasmp.engines.gpu.cublasmp.level3_calls import nearest_level3
+from pblasmp.engines.gpu.gpu_engine import METHODS
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import level3 as reference

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pblasmp.engines.gpu import engine as engine_module
+from pblasmp.engines.gpu import gpu_engine as engine_module
 from pblasmp.engines.gpu.runtime.device import links_of
 
 _NOT_SUPPORTED = 3

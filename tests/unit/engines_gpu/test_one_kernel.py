@@ -24,8 +24,8 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     way_of_parts,
 )
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.tensor import methods
-from pblasmp.engines.gpu.tensor import one_kernel as algorithms
+from pblasmp.engines.gpu.tensor import copy_methods
+from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
@@ -213,7 +213,7 @@ def test_auto_does_not_shut_out_other_communicators(ranks, beside_others, option
     engine = SimpleNamespace(session=SimpleNamespace(gpu=gpu, runtime=runtime, why_no_gpu=""))
     parts = {"tokens": (8,) * ranks, "outputs": (48,), "inputs": (8,) * ranks}
     p = problem("matmul_reduce_scatter", ranks, parts, HALF)
-    why = methods._why_not(PRODUCTS["matmul_reduce_scatter"]["one_kernel"], engine, p, options, None)
+    why = copy_methods._why_not(PRODUCTS["matmul_reduce_scatter"]["one_kernel"], engine, p, options, None)
     assert ("comm_sms= says how many" in why) is refused
     assert bool(why) is refused
 

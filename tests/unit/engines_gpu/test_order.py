@@ -25,7 +25,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm import Side
 from pblasmp.engines.composite import ExchangeMove
-from pblasmp.engines.gpu.operations import GpuOperations
+from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt

@@ -14,7 +14,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import _core
 from pblasmp.engines.gpu.runtime import graphs
-from pblasmp.engines.gpu.runtime.relaunch import Relaunch
+from pblasmp.engines.gpu.runtime.graphs import Relaunch
 from pblasmp.runtime.kept_plans import held_bytes
 from pblasmp.tensor_parallel import call
 from tests.helpers.eagergpu import EagerGpu

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.operations import GpuOperations
+from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import machine

@@ -16,9 +16,8 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels.one_kernel import tiling, way_of_parts
 from pblasmp.engines.gpu.runtime import arena
+from pblasmp.engines.gpu.runtime.gpu_runtime import GpuRuntime, Turns, turns_on
 from pblasmp.engines.gpu.runtime.graphs import Recordings
-from pblasmp.engines.gpu.runtime.runtime import GpuRuntime
-from pblasmp.engines.gpu.runtime.turns import Turns, turns_on
 from pblasmp.engines.request import Options
 from tests.helpers.copy_products import problem, product
 from tests.helpers.fakelt import FakeLt
@@ -190,7 +189,7 @@ def test_gpus_have_turns_of_their_own():
 
 
 def test_a_capture_waits_for_work_inside_of_it_only(monkeypatch):
-    monkeypatch.setattr("pblasmp.engines.gpu.runtime.runtime.capture_of", lambda stream: stream.capture)
+    monkeypatch.setattr("pblasmp.engines.gpu.runtime.gpu_runtime.capture_of", lambda stream: stream.capture)
     gpu, turns = Gpu(), Turns()
     a, b = (Context(name, gpu, turns) for name in "AB")
     a.queue(0, alone=True)
@@ -232,7 +231,7 @@ def test_a_graph_of_such_a_kernel_takes_turns_when_it_is_replayed():
     store = Recordings(a)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", gpu)
-        patch.setattr("pblasmp.engines.gpu.runtime.runtime.capture_of", lambda stream: stream.capture)
+        patch.setattr("pblasmp.engines.gpu.runtime.gpu_runtime.capture_of", lambda stream: stream.capture)
         b.queue(1, alone=False)
         gpu.current = gpu.streams[0]
         whole, small = store.record(a.take_turn), store.record(lambda: None)
@@ -404,7 +403,7 @@ def left_by(form: str, ranks: int, sizes: tuple[int, int, int], *, beside_others
 def test_beside_another_communicator_multiprocessors_are_left(order, form, monkeypatch):
     """So that all end, whatever the GPUs begin with; without them, some do not."""
     kernel = SimpleNamespace(sums=form != "matmul_allgather")
-    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel.OneKernel", lambda *_: kernel)
+    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
     monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
     sizes, ends = (4096, 7168, 8192), {}
     for beside_others in (False, True):
@@ -423,7 +422,7 @@ def test_beside_another_communicator_multiprocessors_are_left(order, form, monke
 def test_two_gpus_let_other_communicators_in(order, form, monkeypatch):
     """Blocks that are done leave room: then none is left in advance."""
     kernel = SimpleNamespace(sums=form != "matmul_allgather")
-    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel.OneKernel", lambda *_: kernel)
+    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
     monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
     sizes = 4096, 7168, 8192
     assert left_by(form, 2, sizes, beside_others=True) == 0

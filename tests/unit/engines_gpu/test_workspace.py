@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.memory.workspace import roomy
+from pblasmp.memory import roomy
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 

@@ -21,8 +21,8 @@ from ....extras import install
 from ....layout import Grid
 from ....memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ...arrays import overlap
+from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.nccl import Nccl, nccl_version
-from ..runtime.runtime import GpuRuntime
 from ..types import stored_dtype
 from . import faults
 

@@ -19,11 +19,11 @@ from ...request import Operands
 from ..kernels.views import convert
 from ..session import Session
 from . import faults
-from .call import PreparedCall, columns, part_mask, write_part
 from .library import Cublasmp
+from .prepared_call import PreparedCall, columns, part_mask, write_part
 
 if TYPE_CHECKING:
-    from ..transport import GpuTransport
+    from ..gpu_transport import GpuTransport
 
 Array = Any
 

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .calls import GpuDirect
+from .gpu_direct import GpuDirect
 
 __all__ = ["GpuDirect"]

@@ -22,12 +22,12 @@ import numpy as np
 
 from ....comm import machines_of
 from ....errors import StatusError, UnsupportedError
-from ....memory.workspace import roomy
+from ....memory import roomy
 from ..kernels.compiler import Launch, check_driver
 from ..kernels.kernels import Kernels
+from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.health import nccl_handle
 from ..runtime.nccl import Nccl
-from ..runtime.runtime import GpuRuntime
 
 FLAGS = 80
 """How many flags every rank has from every other one."""

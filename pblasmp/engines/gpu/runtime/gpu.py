@@ -20,8 +20,8 @@ from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, open_windows
 from .arena import BY_ADDRESS
+from .gpu_runtime import GpuRuntime
 from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
-from .runtime import GpuRuntime
 
 _AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest

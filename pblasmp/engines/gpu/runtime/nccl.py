@@ -11,8 +11,8 @@ import numpy as np
 
 from ....comm import unlike_interfaces
 from ....errors import UnsupportedError
+from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
-from .runtime import GpuRuntime
 
 Array = Any
 

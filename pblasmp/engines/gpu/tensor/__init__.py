@@ -16,7 +16,7 @@ from .copies import (
     RingAllReduce,
     TwoShotAllReduce,
 )
-from .one_kernel import (
+from .one_kernel_products import (
     OneKernelAllReduce,
     OneKernelGatheredOutput,
     OneKernelReduceScatter,

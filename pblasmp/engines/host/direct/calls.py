@@ -40,8 +40,8 @@ from ...direct.asked import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ...local.sums import REDUCTIONS
 from .. import blas
-from ..operations import HostOperations
-from ..transport import Buffers, HostTransport
+from ..host_operations import HostOperations
+from ..host_transport import Buffers, HostTransport
 from .by_python import MatrixReducer, Move
 from .limits import LIMITS, is_small, may_be_factored
 

@@ -20,7 +20,7 @@ from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
 from ..product import Workspace
 from . import blas
-from .transport import Buffers
+from .host_transport import Buffers
 
 Array = NDArray[Any]
 

@@ -23,20 +23,20 @@ from ..direct import Direct
 from ..product import Product
 from ..protocol import Method, Traits
 from ..tensor.algorithms import MESSAGES
-from . import cusolvermp, transport
-from .cublasmp import methods as cublasmp
+from . import cusolvermp, gpu_transport
+from .cublasmp import cublasmp_product as cublasmp
 from .cublasmp.move import prepare_move
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
-from .push import product as push
+from .gpu_transport import GpuTransport
+from .push import pushed as push
 from .runtime import arena
 from .runtime.device import Device, links_of
 from .runtime.graphs import Recordings
 from .runtime.host_copies import HostCopies
 from .runtime.nccl import nccl_version
 from .session import Session
-from .tensor import methods as tensor
-from .transport import GpuTransport
+from .tensor import copy_methods as tensor
 
 METHODS: tuple[Method, ...] = (
     *cublasmp.METHODS,
@@ -180,7 +180,7 @@ class GpuEngine:
         dtype: np.dtype,
     ) -> None:
         """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
-        transport.put(self, src, values, dst, arrays, dtype)
+        gpu_transport.put(self, src, values, dst, arrays, dtype)
 
     def get(
         self,
@@ -191,7 +191,7 @@ class GpuEngine:
         dtype: np.dtype,
     ) -> None:
         """Move arrays on GPUs to arrays on the host. Collective."""
-        transport.get(self, src, arrays, dst, values, dtype)
+        gpu_transport.get(self, src, arrays, dst, values, dtype)
 
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a NumPy copy of the values, or ``out`` with them. Local."""

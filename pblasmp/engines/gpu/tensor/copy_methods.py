@@ -22,7 +22,7 @@ from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
-from .one_kernel import may_shut_out
+from .one_kernel_products import may_shut_out
 
 Array = Any
 

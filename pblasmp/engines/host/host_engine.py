@@ -40,8 +40,8 @@ from ..tensor import algorithms
 from . import blas, spectral_libraries
 from .blas import ThreadLimit
 from .direct import FIRST_SLABS, HostDirect
-from .operations import HostOperations
-from .transport import Buffers, HostTransport
+from .host_operations import HostOperations
+from .host_transport import Buffers, HostTransport
 
 METHODS: tuple[Method, ...] = (
     *dense.METHODS,

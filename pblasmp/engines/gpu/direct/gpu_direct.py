@@ -24,8 +24,7 @@ from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_eleme
 from ...product import RecordedGraph
 from ..kernels.stand_ins import beginning, stand_in
 from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
-from .products import added, matmul, sided, triangular
-from .updates import updated
+from .computers import added, matmul, sided, triangular, updated
 
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu

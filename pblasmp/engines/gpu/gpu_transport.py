@@ -13,8 +13,8 @@ from ...comm import Agreement, CellArrays, Exchange, Side
 from ...dtypes import is_float8
 from ...layout.intersection import Piece
 from ..protocol import SHARE, Transfer, Transport
+from .gpu_operations import GpuOperations
 from .kernels.views import View, moves, transposing_moves
-from .operations import GpuOperations
 from .peers.inbox import Inbox
 from .session import Session
 from .types import carried, stored_dtype

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory that other GPUs can reach (symmetric memory), and the workspace that plans share.
+
+cuBLASMp 0.8 and later take NCCL windows: memory of ncclMemAlloc, registered with the grids that use it. Older versions
+take NVSHMEM's heap. Symmetric memory is collective: in the same order on every rank, with the same sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
+from typing import Any, Protocol
+
+from .errors import LibraryNotFoundError, UnsupportedError
+from .extras import install
+
+
+class SymmetricHeap(Protocol):
+    """Where symmetric memory comes from."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of ``nbytes`` of new memory. Collective."""
+
+    def free(self, address: int) -> None:
+        """Free memory, after withdrawing it from every grid. Collective."""
+
+    def offer(self, address: int, grid: int) -> None:
+        """Make memory usable by a grid (a handle); may be repeated. Collective over the grid."""
+
+    def withdraw(self, grid: int) -> None:
+        """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
+
+    def holds(self, address: int) -> int:
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
+
+    def close(self) -> None:
+        """Free everything, last made first. Collective."""
+
+
+class NcclWindows:
+    """Memory of ncclMemAlloc, registered with cuBLASMp's grids.
+
+    Args:
+        allocate: ``allocate(nbytes)`` returns an object with ``handle`` (an address) and ``close()``.
+        register: ``register(grid, address, nbytes)``.
+        deregister: ``deregister(grid, address)``.
+    """
+
+    def __init__(
+        self,
+        allocate: Callable[[int], Any],
+        register: Callable[[int, int, int], None],
+        deregister: Callable[[int, int], None],
+    ) -> None:
+        self._allocate, self._register, self._deregister = allocate, register, deregister
+        self._buffers: dict[int, tuple[Any, int]] = {}  # in the order of allocation
+        self._offers: list[tuple[int, int]] = []
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of ``nbytes`` of new memory. Collective."""
+        buffer = self._allocate(nbytes)
+        address = int(buffer.handle)
+        self._buffers[address] = (buffer, nbytes)
+        return address
+
+    def free(self, address: int) -> None:
+        """Deregister and free. Collective."""
+        buffer, _ = self._buffers.pop(address)
+        with ExitStack() as last_first:  # every step, even if one fails
+            last_first.callback(buffer.close)
+            for offer in self._offers:
+                if offer[0] == address:
+                    last_first.callback(self._take_back, offer)
+
+    def offer(self, address: int, grid: int) -> None:
+        """Register memory with a grid, once. Collective over the grid."""
+        if (address, grid) not in self._offers:
+            self._register(grid, address, self._buffers[address][1])
+            self._offers.append((address, grid))
+
+    def withdraw(self, grid: int) -> None:
+        """Deregister all of a grid's memory. Collective over the grid."""
+        with ExitStack() as last_first:
+            for offer in self._offers:
+                if offer[1] == grid:
+                    last_first.callback(self._take_back, offer)
+
+    def _take_back(self, offer: tuple[int, int]) -> None:
+        self._offers.remove(offer)
+        address, grid = offer
+        self._deregister(grid, address)
+
+    def holds(self, address: int) -> int:
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
+        return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
+
+    def close(self) -> None:
+        """Free everything, last made first. Collective."""
+        with ExitStack() as last_first:
+            for address in self._buffers:
+                last_first.callback(self.free, address)
+
+
+def nvshmem_core() -> Any:
+    """Return the module nvshmem.core. Local.
+
+    Raises:
+        LibraryNotFoundError: nvshmem4py or cuda-core is not installed.
+    """
+    try:
+        import_module("cuda.core")
+        return import_module("nvshmem.core")
+    except ImportError as error:
+        raise LibraryNotFoundError(
+            f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): {install('cu13')}"
+        ) from None
+
+
+class NvshmemHeap:
+    """NVSHMEM over all ranks of a context: initialized if needed, finalized only if initialized here. Collective.
+
+    Args:
+        rank, size: this rank's number, and how many ranks there are: all that NVSHMEM knows.
+        bcast: returns rank 0's value on every rank.
+        device: index of this rank's GPU.
+        agreement: returns a ``with`` block, as ``Session.agreement`` does.
+
+    Raises:
+        LibraryNotFoundError: nvshmem4py is not installed.
+        UnsupportedError: NVSHMEM runs already, over another number of ranks.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        bcast: Callable[[Any], Any],
+        device: int,
+        agreement: Callable[..., AbstractContextManager[Any]],
+    ) -> None:
+        self._buffers: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        with agreement("Context: NVSHMEM"):
+            self._core = core = nvshmem_core()
+            self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
+            if self._ours:
+                from cuda.core import Device
+
+                gpu = Device(device)
+                uid = core.get_unique_id(empty=rank != 0)
+            elif core.n_pes() != size:
+                raise UnsupportedError(
+                    f"NVSHMEM already runs over {core.n_pes()} ranks, the context has {size}: they must be the same"
+                )
+        if self._ours:
+            uid._data[...] = bcast(uid._data)
+            with agreement("Context: NVSHMEM", blocks=True):
+                core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of ``nbytes`` of new memory. Collective over all ranks."""
+        buffer = self._core.buffer(nbytes)
+        address = int(buffer.handle)
+        self._buffers[address], self._sizes[address] = buffer, nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        """Free memory. Collective over all ranks."""
+        self._sizes.pop(address)
+        self._core.free(self._buffers.pop(address))
+
+    def offer(self, address: int, grid: int) -> None:
+        """Do nothing: every rank can reach the whole heap."""
+
+    def withdraw(self, grid: int) -> None:
+        """Do nothing."""
+
+    def holds(self, address: int) -> int:
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
+        return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
+
+    def close(self) -> None:
+        """Free everything, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
+        with ExitStack() as last_first:
+            if self._ours:
+                last_first.callback(self._core.finalize)
+            for address in self._buffers:
+                last_first.callback(self.free, address)
+
+
+_STEP_BYTES = 32 << 20
+
+
+class SharedWorkspace:
+    """Two growing buffers. Plans hold ``device`` and ``host``, whose values are the current addresses.
+
+    The functions that it is given are collective; if one raises on a rank, it raises on every rank.
+
+    Args:
+        new_device: ``new_device(nbytes)`` returns the address of new symmetric memory.
+        free_device: ``free_device(address)`` frees it.
+        new_host: ``new_host(nbytes)`` returns pinned memory: an object with ``ptr``.
+        idle: waits until all work on the device is done.
+        replaced: is called before a buffer is replaced: whoever holds its address (a CUDA graph) must not use it again.
+    """
+
+    def __init__(
+        self,
+        new_device: Callable[[int], int],
+        free_device: Callable[[int], None],
+        new_host: Callable[[int], Any],
+        idle: Callable[[], None],
+        replaced: Callable[[], None],
+    ) -> None:
+        self._new_device, self._give_back = new_device, free_device
+        self._new_host, self._idle, self._replaced = new_host, idle, replaced
+        self.device, self.host = ctypes.c_void_p(), ctypes.c_void_p()
+        self._device_bytes = self._host_bytes = 0
+        self._host_memory: Any = None
+
+    def covers(self, device_bytes: int, host_bytes: int) -> bool:
+        """Return whether the buffers are already that large. Local."""
+        return device_bytes <= self._device_bytes and host_bytes <= self._host_bytes
+
+    def grow(self, device_bytes: int, host_bytes: int) -> None:
+        """Make the buffers at least that large, the same on every rank. Collective.
+
+        The buffer on the device gets some spare room, since registering a new one takes far longer than a
+        product. Waits for work in flight before a buffer is replaced.
+        """
+        if self.covers(device_bytes, host_bytes):
+            return
+        self._idle()
+        if self.device.value or self._host_memory is not None:
+            self._replaced()
+        if device_bytes > self._device_bytes:
+            self._free_device()
+            device_bytes = roomy(device_bytes)
+            self.device.value, self._device_bytes = self._new_device(device_bytes), device_bytes
+        if host_bytes > self._host_bytes:
+            self._host_memory = self._new_host(host_bytes)
+            self.host.value, self._host_bytes = self._host_memory.ptr, host_bytes
+
+    def _free_device(self) -> None:
+        if self.device.value:
+            address, self.device.value, self._device_bytes = self.device.value, None, 0
+            self._give_back(address)
+
+    def close(self) -> None:
+        """Free both buffers. Collective."""
+        self._free_device()
+        self._host_memory, self.host.value, self._host_bytes = None, None, 0
+
+
+def roomy(nbytes: int) -> int:
+    """Return how much to allocate for ``nbytes``: from 32 MiB on, up to a quarter or 32 MiB more. Local."""
+    step = max(_STEP_BYTES, 1 << max(0, nbytes.bit_length() - 3))
+    return nbytes if nbytes < _STEP_BYTES else -(-nbytes // step) * step
