@@ -314,11 +314,11 @@ def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: La
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
             with ctx.engine.on_device():
-                _fill(out, on_arrays("from_function", function, rows[:, None], cols[None, :]))
+                _store(out, on_arrays("from_function", function, rows[:, None], cols[None, :]))
     return out
 
 
-def _fill(out: Matrix, values: Any) -> None:
+def _store(out: Matrix, values: Any) -> None:
     """Write what a function has returned, in arrays of NumPy or of the engine, to this rank's part. Local."""
     engine, d = out.context.engine, out.descriptor
     here = isinstance(values, engine.xp.ndarray)
