@@ -96,10 +96,21 @@ def by_lapack(comm, count):
             yield cases.svd(ctx, rng, dtype, tuple(int(x) for x in rng.integers(1, 25, 2)), "auto")
         yield from eigh_at_the_ends(ctx, rng, "complex64", keep=8)
         yield from cases.svd_at_the_ends(ctx, rng, "float64")
+        yield from small_and_near(ctx, rng, "lapack")
         yield from without_elements(ctx)
         yield from faults(ctx, rng)
         if ctx.size > 1:
             yield from without_a_library(ctx)
+
+
+def small_and_near(ctx, rng, algo):
+    """A few eigenvalues near 0 of matrices whose elements are as small as those that LAPACK does not scale."""
+    q, _ = np.linalg.qr(rng.standard_normal((21, 21)))
+    of = np.logspace(-12, 0, 21)
+    whole = q * of @ q.T
+    for size in (1e-143, 1e-145):
+        w = la.eigvalsh(ctx.scatter(whole * size, block=4), subset_by_index=(2, 4), algo=algo) / size
+        yield f"{algo} {size}", None if abs(w - of[2:5]).max() < 1e-13 else f"off by {abs(w - of[2:5]).max()}"
 
 
 def without_elements(ctx):

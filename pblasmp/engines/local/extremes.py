@@ -43,7 +43,8 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
     Args:
         size: the largest element.
         dtype: the element type.
-        root: the range in which squares neither overflow nor underflow, as for eigenvalues.
+        root: the range in which squares, and those of their roundings, neither overflow nor underflow. That of ?SYEVD
+            is wider by the root of eps: at its lower end bisection loses a third of the digits.
         always: bring it to 1 or a little more, wherever it is.
 
     Source: LAPACK, ?GELS and ?SYEVD, whose factors are no powers of two and so round.
@@ -51,9 +52,7 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
     if not (0 < size < math.inf):
         return 0
     info = np.finfo(dtype)
-    least = int(info.minexp) + int(info.nmant)
-    if root:
-        least //= 2
+    least = int(info.minexp) // (1 + root) + int(info.nmant)
     exponent = math.frexp(size)[1] - 1
     if always:
         return -exponent
