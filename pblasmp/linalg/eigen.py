@@ -76,7 +76,7 @@ def eigh(
     """Return eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Collective over the context.
 
     A V = V diag(w), with V^H V = I; with ``b``, A V = B V diag(w) and V^H B V = I. A is scaled if squares of its
-    elements would over- or underflow. NaN or infinity in A makes all eigenvalues and eigenvectors NaN.
+    elements would over- or underflow. NaN or infinity in A or B makes all eigenvalues and eigenvectors NaN.
 
     Libraries compute it. On CPU ranks that is ELPA or ScaLAPACK, if one is found (see ``docs/solving.md``); up to an
     order of 200, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is cuSOLVERMp; up to an
@@ -308,6 +308,10 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
     lower = bool(call.how["lower"])
     uplo: Uplo = "L" if lower else "U"
     with ctx.running("eigh", checks=False):
+        whole = whole_of(a, lower, hermitian=True)
+        if not math.isfinite(b.norm("max", uplo=uplo)):
+            whole *= math.nan
+            return _Eigh(a=whole, **how).run()
         try:
             factor = cholesky(b, lower)
         except FactorizationError as error:
@@ -317,7 +321,6 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
                 ) from None
         inner: Op = "N" if lower else "C"
         outer: Op = "C" if lower else "N"
-        whole = whole_of(a, lower, hermitian=True)
         level3.trsm(factor, whole, uplo=uplo, op_a=inner, out=whole)
         level3.trsm(factor, whole, side="R", uplo=uplo, op_a=outer, out=whole)
         found: tuple[Values, Matrix] | Values = _Eigh(a=whole, **how).run()

@@ -145,6 +145,12 @@ def faults(ctx, rng):
         "uplo",
         None if np.allclose(found, w) and pb.verify(la.eigh, a, b.H @ b, found=(w, v)) else f"{found}",
     )
+    for value in (np.nan, np.inf):
+        second = whole.copy()
+        second[7, 5] = second[5, 7] = value
+        found, v = la.eigh(a, placed(ctx, rng, second), subset_by_index=(1, 4), check=True)
+        none = np.isnan(found).all() and np.isnan(v.allgather()).all() and v.shape == (9, 4)
+        yield f"B with {value}", None if none and v.descriptor.block == a.descriptor.block else f"{found}"
     tall = placed(ctx, rng, whole[:, :4].copy())
     with pb.plan(la.svd, tall, full_matrices=True) as plan, pb.plan("svdvals", tall) as values:
         u, s, vh = plan()
