@@ -202,6 +202,10 @@ class DryTransport:
             return np.zeros(max(1, nbytes), np.uint8)
         return self.kept.get(f"transport {name}", nbytes, shared=shared)
 
+    def holds(self, name: str, nbytes: int) -> bool:  # noqa: ARG002
+        """Return False: what is counted does not depend on earlier products. Local."""
+        return False
+
     def _available(self) -> int:
         return self._ranks.memory_bytes or _PLENTY
 

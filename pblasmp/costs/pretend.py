@@ -85,7 +85,7 @@ def dry_run(
         product, verdicts = prepare(engine, asked, options, operands, nearest)
         product.run(operands)
         product.close()
-        found[rank] = next(name for name, verdict in verdicts.items() if verdict.taken), operands
+        found[rank] = next(name for name, verdict in verdicts().items() if verdict.taken), operands
 
     world.run(run)
     return DryRun(found[0][0], [found[rank][1] for rank in range(size)], world.sent, world.messages)

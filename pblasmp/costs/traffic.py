@@ -231,7 +231,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     else:
         copied = product.copied_bytes
     return _Run(
-        next(name for name, verdict in verdicts.items() if verdict.taken),
+        next(name for name, verdict in verdicts().items() if verdict.taken),
         product.path,
         engine.transport.log,
         engine.operations.flops,

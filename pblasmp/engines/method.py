@@ -7,9 +7,11 @@ An algorithm is a ``Method``. An engine's are listed where the engine is; those 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +92,10 @@ class Verdict:
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
+Verdicts = Callable[[], dict[str, Verdict]]
+"""Returns by name the verdict on every algorithm, for those who ask. Local."""
+
+
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:
     """Return by name the verdict on every algorithm for ``problem``, which says which one is taken.
 
@@ -119,8 +125,8 @@ def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, V
 
 def choose(
     engine: Engine, problem: AnyProblem, options: Options, operands: Operands
-) -> tuple[Method, Any, dict[str, Verdict]]:
-    """Return the algorithm to take, the problem as it sees it, and the verdict on every algorithm.
+) -> tuple[Method, Any, Verdicts]:
+    """Return the algorithm to take, the problem as it sees it, and what returns the verdict on every algorithm.
 
     Collective over the context. Algorithms that come after the one taken, by rule or by measured times, are not tried
     whether they apply.
@@ -129,33 +135,69 @@ def choose(
         UnsupportedError: there is no such algorithm, it refuses the problem, or all do.
     """
     known = known_for(engine, problem, options)
-    views = {name: row.view(problem) for name, row in known.items()}
-    refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
-    order, measured = [options.algo], _measured(engine, problem, options, operands.follows)
-    if options.algo == "auto":
-        fit = [name for name in known if name not in refused]
-        costs = {
-            name: (measured.get(name, math.inf), known[name].cost(engine, views[name], options))
-            for name in fit
-        }
-        order = sorted(fit, key=lambda name: costs[name])
-    for name in order:
-        why = refused.get(name) or known[name].refusal(engine, views[name], options, operands)
+    measured = _measured(engine, problem, options, operands.follows)
+    refused: dict[str, str] = {}
+    for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
+        why = known[name].refusal(engine, viewed, options, operands)
         if not why:
-            verdicts = {
-                each: _verdict(each, name, options, refused.get(each, ""), measured) for each in known
-            }
-            for each in known.keys() - refused.keys() - {name}:
-                why = verdicts[each].why if options.algo == "auto" else f"{name} was requested"
-                verdicts[each] = Verdict(applies=None, why=why)
-            return known[name], views[name], verdicts
+            return known[name], viewed, partial(_verdicts, known, problem, options, measured, name, refused)
         refused[name] = why
     if options.algo != "auto":
         raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")
-    reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
+    reasons = "".join(f"\n  {name}: {refused[name]}" for name in known)
     if len(set(refused.values())) == 1:
         reasons = f" {next(iter(refused.values()))}"
     raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
+
+
+def _cheapest_first(
+    engine: Engine,
+    known: Mapping[str, Method],
+    problem: AnyProblem,
+    options: Options,
+    measured: Mapping[str, float],
+    refused: dict[str, str],
+) -> Iterator[tuple[str, Any]]:
+    """Yield algorithms, by measured times or by rule, each with the problem as it sees it. Local.
+
+    Those that have no such form are added to ``refused``. A problem is viewed when its algorithm may come next.
+    """
+    asked = [options.algo] if options.algo != "auto" else known
+    left: list[tuple[float, float, int, str, Any]] = [
+        (measured.get(name, math.inf), known[name].least, number, name, None)
+        for number, name in enumerate(asked)
+    ]
+    heapq.heapify(left)
+    while left:
+        seconds, _, number, name, viewed = heapq.heappop(left)
+        if viewed is not None:
+            yield name, viewed
+            continue
+        viewed = known[name].view(problem)
+        if isinstance(viewed, str):
+            refused[name] = viewed
+        else:
+            cost = known[name].cost(engine, viewed, options) if len(asked) > 1 else 0
+            heapq.heappush(left, (seconds, cost, number, name, viewed))
+
+
+def _verdicts(
+    known: Mapping[str, Method],
+    problem: AnyProblem,
+    options: Options,
+    measured: Mapping[str, float],
+    taken: str,
+    refused: Mapping[str, str],
+) -> dict[str, Verdict]:
+    """Return the verdict on every algorithm, if those that come after the one taken are not tried. Local."""
+    found = {}
+    for name, row in known.items():
+        viewed = problem if name == taken else refused.get(name) or row.view(problem)
+        found[name] = _verdict(name, taken, options, viewed if isinstance(viewed, str) else "", measured)
+        if found[name].applies and name != taken:
+            why = found[name].why if options.algo == "auto" else f"{taken} was requested"
+            found[name] = Verdict(applies=None, why=why)
+    return found
 
 
 def known_for(
@@ -174,17 +216,19 @@ def known_for(
     return known
 
 
-def _measured(engine: Engine, problem: AnyProblem, options: Options, epilogue: str = "") -> dict[str, float]:
+def _measured(
+    engine: Engine, problem: AnyProblem, options: Options, epilogue: str = "", *, alone: bool = False
+) -> dict[str, float]:
     """Return by name the seconds that were measured for such a problem on this machine, if any.
 
-    Collective over the context: they are interpolated by logarithms, which processors round differently, and all ranks
-    must take the same algorithm.
+    Collective over the context unless ``alone``: they are interpolated by logarithms, which processors round
+    differently, and all ranks must take the same algorithm.
     """
     known = engine.measured
     if known is None or not known.entries or options.algo != "auto":
         return {}
-    told: dict[str, float] = engine.transport.comm.bcast(known.seconds(problem, options, epilogue))
-    return told
+    found: dict[str, float] = known.seconds(problem, options, epilogue)
+    return found if alone else dict(engine.transport.comm.bcast(found))
 
 
 def _verdict(
@@ -236,8 +280,8 @@ def prepare(
     options: Options,
     operands: Operands,
     nearest: MatmulProblem | Level3Problem | None = None,
-) -> tuple[Product, dict[str, Verdict]]:
-    """Return the prepared product, and the verdict on every algorithm. Collective over the context.
+) -> tuple[Product, Verdicts]:
+    """Return the prepared product, and what returns the verdict on every algorithm. Collective over the context.
 
     Args:
         engine: where it runs.
@@ -257,6 +301,26 @@ def prepare(
         engine, problem, nearest, options, operands, lambda used: row.prepare(engine, viewed, options, used)
     )
     return product, verdicts
+
+
+def prepare_alone(
+    engine: Engine, problem: AnyProblem, options: Options, operands: Operands
+) -> tuple[str, Product, Verdicts] | None:
+    """Return the algorithm, the product and the verdicts that ``prepare`` would, without asking other ranks. Local.
+
+    None if they must be asked. The ranks have yet to agree that all have taken the same algorithm.
+    """
+    known = known_for(engine, problem, options)
+    measured = _measured(engine, problem, options, operands.follows, alone=True)
+    refused: dict[str, str] = {}
+    for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
+        found = known[name].prepare_alone(engine, viewed, options, operands)
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            return name, found, partial(_verdicts, known, problem, options, measured, name, refused)
+        refused[name] = found
+    return None
 
 
 def prepare_step(engine: Engine, problem: AnyProblem, options: Options, operands: Operands) -> Product:

@@ -82,6 +82,7 @@ class Product:
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
         has_tables: what it keeps on the host may grow with the problem.
         holds_memory: it keeps arrays as large as the operands until it is closed.
+        varies: one of other sizes may be prepared without asking the other ranks.
         replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
@@ -96,6 +97,7 @@ class Product:
     copied_bytes: int = 0
     has_tables: bool = True
     holds_memory: bool = False
+    varies: bool = False
     replays: bool = False
     registers: bool = False
     allocates: bool = False

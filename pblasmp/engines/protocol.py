@@ -266,6 +266,10 @@ class Transport(Protocol):
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
 
+    def holds(self, name: str, nbytes: int) -> bool:
+        """Return whether the shared buffer ``name`` is that large, on all ranks of the node then. Local."""
+        return False
+
     def _available(self) -> int:
         """Return the bytes that this node has available. Collective over the node.
 
@@ -466,9 +470,11 @@ class Method:
 
     Attributes:
         name: what ``algo=`` calls it.
+        least: what ``cost`` returns at least. A problem is not viewed while others that cost less may be taken.
     """
 
     name: str
+    least: float = 0.0
 
     def serves(self, problem: AnyProblem) -> bool:
         """Return whether it is for this kind of problem at all; if not, reports do not list it. Local."""
@@ -498,3 +504,9 @@ class Method:
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> Product:
         """Return the product. Collective over the context."""
         raise NotImplementedError
+
+    def prepare_alone(
+        self, engine: Engine, problem: Any, options: Options, operands: Operands
+    ) -> Product | str | None:  # fmt: skip
+        """Return the product, or why it cannot be taken; None if that cannot be told without other ranks. Local."""
+        return None

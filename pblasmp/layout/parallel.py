@@ -175,6 +175,14 @@ class ParallelProblem(Problem):
         inner = max(1, self.inner)
         return tuple(inner * n for n in Axis.even(self.tokens[0] // inner, self.size).counts())
 
+    def with_tokens(self, first: int, inner: int) -> ParallelProblem:
+        """Return the product of as many tokens on each rank: X's first dimension, and the tokens in each index. Local.
+
+        Rows of X and of the result stay as many bytes apart.
+        """
+        made = replace(self, tokens=(first * inner,) * self.size, inner=inner)
+        return replace(made, rows=made.default_rows())
+
     def faults(self) -> list[str]:
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""
         return [*self._uneven()] or [*self._inconsistent()]

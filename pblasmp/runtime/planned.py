@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from ..engines.method import known_for, prepare_alone
 from ..logs import logger
 from .plans import Plan, UserCall
 
@@ -29,10 +30,12 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
     with ctx.engine.on_device(), call.stream():
         signature = call.signature()
         if not voted:
-            again = _again(call, signature)
-            if again:
-                return again[0]
-            voted = again is False
+            found = _again(call, signature)
+            if found is None:
+                found = _varied(call, signature)
+            if found:
+                return found[0]
+            voted = found is False
         with ctx.running(call.name, checks=False):
             return _run_anew(call, signature, voted)
 
@@ -51,6 +54,8 @@ def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Resul
     if plan is not None:
         return plan._run_with(call)
     plan = _new_plan(call)
+    if plan._product.varies:
+        ctx.calls.remember(None if signature is None else call.kin(), call.remembered())
     if key is None or (plan._product.holds_memory and not call.keeps_memory):
         with plan:
             return plan._run_with(call)
@@ -91,6 +96,47 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
     if plan is None:
         return None
     return plan.repeat(call, number, addresses, partial(ctx.kept.find, key))
+
+
+def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Literal[False] | None:
+    """Return what a call computes that differs from an earlier one as ``vary`` says. Collective over the context.
+
+    Each rank prepares alone what all would, if they all vary the same call in the same way and nothing that another
+    rank must know is missing, and the ranks take a single vote on that.
+
+    Returns:
+        As for ``_again``.
+    """
+    ctx = call.ctx
+    try:
+        kin = call.kin()
+        number, remembered = ctx.calls.known(kin)
+        varied = call.vary(remembered) if number else None
+        if varied is None:
+            return None
+        key, task = call.key(0), call.task()
+        plan: Plan[Result] | None = ctx.kept.peek(key)
+        made = None if plan else prepare_alone(ctx.engine, task.problem, task.options, call.operands())
+        if not (plan or made):
+            return None
+    except Exception:  # noqa: BLE001 - what is wrong is found again where the ranks agree
+        logger.debug("%s: it is read as a new call", call.name, exc_info=True)
+        return None
+    taken = 0 if made is None else list(known_for(ctx.engine, task.problem, task.options)).index(made[0])
+    with ctx.running(call.name, checks=False):
+        if ctx.all_repeat(call.name, hash((number, taken, *varied)) & _VOTES, True) is None:
+            return False
+        for each in (signature, kin):
+            ctx.calls.remember(each, call.remembered())
+        if plan is not None:
+            ctx.kept.find(key)
+            return (plan._run_with(call),)
+        assert made is not None
+        plan = Plan(call, kept=True, made=made[1:])
+        return (plan._run_with(call, partial(ctx.kept.keep, key, plan, has_tables=plan._product.has_tables)),)
+
+
+_VOTES = (1 << 62) - 1  # numbers of votes
 
 
 def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from ..engines.method import Verdict, prepare
+from ..engines.method import Verdicts, prepare
 from ..engines.product import Bound, Product, Workspace
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
@@ -98,6 +98,19 @@ class UserCall(ABC, Generic[Result]):
     @abstractmethod
     def again(self, remembered: Any) -> None:
         """Read the arguments, which are like those of an earlier call. Local."""
+
+    def kin(self) -> Hashable:
+        """Return what it has in common with earlier calls from which ``vary`` can derive it; None if nothing. Local."""
+        return None
+
+    def vary(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
+        """Read the arrays, of which not all are like those of an earlier call, the kin. Local.
+
+        Returns:
+            numbers that are the same on every rank if, and only if, all ranks vary the kin in the same way; None if it
+            must be read as a new call.
+        """
+        return None
 
     def place(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
         """Get ready for a run of a kept plan on arrays at known addresses, without reading them. Local.
@@ -217,12 +230,15 @@ class Plan(Generic[Result]):
     Args:
         call: the call, on which the ranks have agreed.
         kept: the context keeps the plan: it holds no arrays, and is run by ``_run_with``.
+        made: its product, if the ranks have agreed on that, too.
 
     Attributes:
         problem: what the engine computes: the caller's problem, or the one in other layouts.
     """
 
-    def __init__(self, call: UserCall[Result], *, kept: bool = False) -> None:
+    def __init__(
+        self, call: UserCall[Result], *, kept: bool = False, made: tuple[Product, Verdicts] | None = None
+    ) -> None:
         ctx, task, operands = call.ctx, call.task(), call.operands()
         self._ctx, self._name = ctx, call.name
         self._asked, self._options, nearest, self._reasons = task
@@ -233,7 +249,13 @@ class Plan(Generic[Result]):
             self._options = options = replace(self._options, algo="auto")
             if not ctx.engine.measured.knows(self.problem, options, operands.follows):
                 measure(ctx.engine, ctx.comm, task.problem, options, operands, nearest)
-        self._prepare(operands, nearest)
+        if made is None:
+            self._prepare(operands, nearest)
+        else:
+            self._product, self._verdicts = made
+            self._product.first = None
+            if ctx.engine.traits.queues:
+                self._settle = ctx.engine.lifetime()
         self._call: UserCall[Result] | None = None
         self._bound: Bound | None = None
         self._only_queues = False
@@ -243,13 +265,13 @@ class Plan(Generic[Result]):
         self._log()
 
     def _prepare(self, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None) -> None:
-        """Prepare the product, and keep the verdict on every algorithm. Collective over the context.
+        """Prepare the product. Collective over the context.
 
         The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
         only to raise an error.
         """
         ctx, what = self._ctx, f"{self._name}: preparing"
-        made: tuple[Product, dict[str, Verdict]]
+        made: tuple[Product, Verdicts]
         if ctx.engine.traits.queues:
             with ctx.agreement(what, nests=True):
                 self._settle = ctx.engine.lifetime()
@@ -275,9 +297,10 @@ class Plan(Generic[Result]):
         """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
         if not logger.isEnabledFor(logging.INFO):
             return
-        taken = next((name for name, verdict in self._verdicts.items() if verdict.taken), "")
+        verdicts = self._verdicts()
+        taken = next((name for name, verdict in verdicts.items() if verdict.taken), "")
         logger.info("%s: algorithm %s (%s)", self._title(), taken, self._product.path)
-        for name, verdict in self._verdicts.items():
+        for name, verdict in verdicts.items():
             logger.debug("algorithm %s: %s", name, verdict)
 
     def _repr_html_(self) -> str | None:
@@ -515,7 +538,7 @@ class Plan(Generic[Result]):
             sent_bytes=product.sent_bytes,
             copied_bytes=product.copied_bytes,
             workspace=product.workspace,
-            algorithms=self._verdicts,
+            algorithms=self._verdicts(),
             moved=product.moved,
             notes=self._reasons + product.notes + engine.remarks,
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -141,6 +142,35 @@ class ParallelCall(UserCall[Any]):
         except Exception:  # noqa: BLE001 - read says what is wrong
             return None
         return key
+
+    def kin(self) -> Hashable:
+        """Return what calls have in common that differ in x's other dimensions only; None if it has no such kin. Local.
+
+        x is contiguous, and new results are made.
+        """
+        x, given = self.x, (self.c, self.out, self.scales)
+        if isinstance(x, tuple) or any(each is not None for each in given) or self.algo == "measure":
+            return None
+        contiguous = x.is_contiguous() if is_torch(x) else x.flags.c_contiguous
+        if not (contiguous and math.prod(x.shape)):
+            return None
+        numbers = type(self.alpha), type(self.beta)
+        return "kin", _how(self), numbers, x.shape[-1], x.ndim, _sort(x), _kind(self.w), _kind(self.bias)
+
+    def vary(self, remembered: tuple[Specification, ArrayFacts]) -> tuple[int, ...] | None:
+        """Read the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
+        spec, known = remembered
+        of, lead = spec.problem, tuple(self.x.shape[:-1])
+        tight = tuple(max(1, width) * of.dtype.itemsize for width in of.inputs)
+        if dict(of.row_bytes)["x"] != tight or is_float8(of.dtype):
+            return None
+        first = lead[0] if lead else 1
+        problem = of.with_tokens(first, math.prod(lead[1:]))
+        self._spec = replace(spec, problem=problem)
+        self._known = replace(known, lead=lead).fitted(problem, self.ctx.rank, (first,) * problem.size)
+        self._make_results()
+        self._read_again()
+        return lead
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check this rank's arrays. Local."""
@@ -657,10 +687,16 @@ _how = attrgetter(
 
 
 def _kind(array: Any) -> Hashable:
+    """Return what a call looks at of an array, apart from its values and where they are. Local."""
     if array is None:
         return None
+    return array.shape, array.stride() if is_torch(array) else array.strides, _sort(array)
+
+
+def _sort(array: Any) -> Hashable:
+    """Return what a call looks at of an array besides its shape. Local."""
     if is_torch(array):
         state = array.is_conj(), array.is_neg(), array.requires_grad and loses_gradient(array)
-        return type(array), array.shape, array.stride(), array.dtype, array.device, state
+        return type(array), array.dtype, array.device, state
     device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
-    return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable
+    return type(array), array.dtype, getattr(device, "id", None), writeable

@@ -1087,11 +1087,11 @@ class FakeGpu:
         )  # fmt: skip
 
 
-def _named(why_not: Any, kind: Any, engine: Any, p: Any, options: Any, operands: Any) -> str:
+def _named(why_not: Any, kind: Any, engine: Any, p: Any, options: Any, operands: Any, **how: Any) -> str:
     """Refuse a tensor-parallel product of the engine's own unless it is asked for, or plays with other GPUs."""
     if options.algo == "auto" and isinstance(session_of(engine).gpu, Gpu):
         return "the test is of other algorithms"
-    return str(why_not(kind, engine, p, options, operands))
+    return str(why_not(kind, engine, p, options, operands, **how))
 
 
 def _null_window(rank: int) -> int:

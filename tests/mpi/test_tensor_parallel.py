@@ -447,6 +447,41 @@ def repeated(comm):
         yield "what is equal to a number", fault
 
 
+def other_tokens(comm):
+    """Another number of tokens takes a single vote if there is memory; ranks that do not have the same find out."""
+    rng, p = np.random.default_rng(67), comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        votes, last = ctx.control.channel, comm.rank == p - 1
+
+        def counted(case):
+            before = votes._agreements
+            return unlike(case(ctx), case.expected()), votes._agreements - before
+
+        for form, lead in itertools.product(FORMS, ((), (2,))):
+            sizes = 4 * p, 3 * p
+            for turn, tokens in enumerate((8, 6, 6, 3, 9, 7, 8, 2)):  # more are not shared memory for
+                case = Case(rng, comm, form, "float32", tokens * p, *sizes, lead=lead)
+                wrong, count = counted(case)
+                if p > 1 and (count == 1) != (turn not in (0, 4)):
+                    wrong = wrong or f"{count} votes"
+                yield f"{form} {lead}, {tokens} tokens", wrong
+            uneven = Case(rng, comm, form, "float32", 5 * p, *sizes, lead=lead, split=other_split)
+            yield f"{form} {lead}, other splits", counted(uneven)[0]
+            if p > 1 and form != "allgather_matmul":
+                words = "tokens" if form == "matmul_reduce_scatter" else "x's other dimensions"
+                words = ["the ranks gave different arguments", f"{words}:"]
+                args = case.local_x[: p if last else 2 * p], case.local_w  # new on the last rank
+                fault = agreed_error(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx)
+                yield f"{form} {lead}: ranks with unlike tokens", fault
+            wrong, count = counted(case)
+            yield f"{form} {lead}: afterwards", wrong or (None if count <= 1 else f"{count} votes")
+
+
+@pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(3)])
+def test_other_numbers_of_tokens(nranks):
+    run_mpi(other_tokens, nranks)
+
+
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
 def test_repeated_calls(nranks):
     run_mpi(repeated, nranks)

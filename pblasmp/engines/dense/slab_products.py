@@ -158,6 +158,9 @@ class SlabProduct(QueuedProduct):
 # -- the rows of the registry
 
 
+_LONG_PANELS = 2.9  # the cost of panels of a long k
+
+
 class SlabMethod(Method):
     """Products of slabs of the operands.
 
@@ -168,6 +171,7 @@ class SlabMethod(Method):
 
     def __init__(self, name: str, cost: float) -> None:
         self.name, self._cost = name, cost
+        self.least = min(cost, _LONG_PANELS)
 
     def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, Level3Problem):
@@ -198,7 +202,7 @@ class SlabMethod(Method):
             problem.traits.shape == "updated" or problem.traits.triangular
         )
         if self.name == "panels" and triangle and 0 < FOLLOWS * engine.operations.lead <= problem.k:
-            return 2.9
+            return _LONG_PANELS
         return self._cost
 
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:

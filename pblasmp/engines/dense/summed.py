@@ -220,7 +220,7 @@ def _op(array: Array, op: str) -> Array:
 class SumMethod(Method):
     """GEMM + AllReduce as one product and one sum over the ranks."""
 
-    name = "sum"
+    name, least = "sum", 3.0
 
     def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, ParallelProblem):
@@ -238,7 +238,7 @@ class SumMethod(Method):
         return why or travel_refusal(options.comm_dtype, travels)
 
     def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
-        return 3.0
+        return self.least
 
     def prepare(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -51,6 +52,10 @@ class Buffers:
         private = sum(array.size for name, array in self._private.items() if name.startswith(prefix))
         return private, sum(m.nbytes for name, m in self._shared.items() if name.startswith(prefix))
 
+    def holds(self, name: str, nbytes: int) -> bool:
+        """Return whether a shared buffer is that large. Local."""
+        return name in self._shared and nbytes <= self._shared[name].nbytes
+
     def why_not_shared(self, name: str, nbytes: int) -> str:
         """Make a shared buffer; return an empty string, or why ranks cannot share memory. Collective over the node."""
         memory = self._shared[name] = SharedMemory(self.node, nbytes)
@@ -67,6 +72,7 @@ class Buffers:
 Array = NDArray[Any]
 
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
+_FRESH_SECONDS = 1.0  # for so long what is available is not read again, which takes 22 files in a container
 
 
 class HostTransport(Transport):
@@ -86,6 +92,7 @@ class HostTransport(Transport):
         self.why_not_shared = why_not_shared
         self.comm, self._buffers = comm, buffers
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
+        self._free = self._read_at = 0.0
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
@@ -156,9 +163,16 @@ class HostTransport(Transport):
         """Wait until a flag in shared memory is up. Local."""
         await_flag(self.comm, address)
 
+    def holds(self, name: str, nbytes: int) -> bool:
+        """Return whether the shared buffer ``name`` is that large, as it is on all ranks of the node then. Local."""
+        return self._buffers.holds(f"transport {name}", nbytes)
+
     def _available(self) -> int:
-        mine = available_bytes(), *self._buffers.held("transport ")
-        memory: list[tuple[int, int, int]] = self._buffers.node.allgather(mine)
+        now = time.monotonic()
+        if not self._read_at or now > self._read_at + _FRESH_SECONDS:
+            self._free, self._read_at = available_bytes(), now
+        mine = self._free, *self._buffers.held("transport ")
+        memory: list[tuple[float, int, int]] = self._buffers.node.allgather(mine)
         free = min(each for each, *_ in memory)
         return int(free * SHARE) + sum(own for _, own, _ in memory) + max(shared for *_, shared in memory)
 

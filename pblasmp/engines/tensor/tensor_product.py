@@ -149,6 +149,7 @@ class TensorProduct(Product, Generic[OperandsT]):
     rank: int
     size: int
     travels: np.dtype
+    has_tables, varies = False, True
 
     def _begin(self, p: ParallelProblem, options: Options, rank: int, size: int) -> None:
         self.p, self.options, self.rank, self.size = p, options, rank, size
@@ -161,6 +162,11 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     def _multiply(self, operands: OperandsT) -> None:
         """Compute D, or queue that. Collective over the ranks."""
+        raise NotImplementedError
+
+    @property
+    def covered(self) -> bool:
+        """Whether all shared memory that it needs is there, on every rank then."""
         raise NotImplementedError
 
     def _sent(self) -> int:
@@ -313,6 +319,11 @@ class ParallelProduct(TensorProduct[Operands]):
         found = self.cut(memory.view(wanted.dtype), wanted.shapes)
         return found * self.size if len(found) == 1 else found
 
+    @property
+    def covered(self) -> bool:
+        """Whether all shared memory that it needs is there, on every rank then."""
+        return all(self._transport.holds(name, memory.nbytes) for name, memory in self.shared.items())
+
     def meet(self) -> None:
         """Wait until every rank is here, and sees what all wrote. Collective over the ranks."""
         self._transport.fence()
@@ -394,3 +405,30 @@ class TensorMethod(Method):
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product, or why it is not one. Local."""
         return ParallelProblem.of_matmul(problem) if isinstance(problem, MatmulProblem) else problem
+
+    def unfit(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        """Return why it cannot be taken whatever the other ranks are asked, or an empty string. Local."""
+        raise NotImplementedError
+
+    def make(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> TensorProduct[Any]:
+        """Return the product, without the memory that other ranks reach. Local."""
+        raise NotImplementedError
+
+    def prepare(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> Product:
+        """Return the product. Collective over the context."""
+        return self.make(engine, problem, options, operands)
+
+    def prepare_alone(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> TensorProduct[Any] | str | None:
+        """Return the product, or why it cannot be taken; None if that cannot be told without other ranks. Local."""
+        if why := self.unfit(engine, problem, options, operands):
+            return why
+        product = self.make(engine, problem, options, operands)
+        return product if product.covered else None

@@ -64,7 +64,8 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):
     """Return the algorithm that is taken, and by name why others are not."""
     on = engine(nodes, fits, why_not_shared)
-    row, _, verdicts = choose(on, problem, Options(algo=algo), NONE)
+    row, _, ask = choose(on, problem, Options(algo=algo), NONE)
+    verdicts = ask()
     assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
     return row.name, {name: verdict.why for name, verdict in verdicts.items() if verdict.applies is False}
 
@@ -244,7 +245,8 @@ def said(verdicts):
 
 def test_the_cheapest_that_applies_is_taken():
     rows = rows_of_four()
-    found, viewed, verdicts = choose(engine(rows=rows), SQUARE, Options(), NONE)
+    found, viewed, ask = choose(engine(rows=rows), SQUARE, Options(), NONE)
+    verdicts = ask()
     assert (found.name, viewed) == ("good", SQUARE)
     assert said(verdicts) == {
         "slow": "not tried: slower than good by rule",
@@ -271,7 +273,7 @@ def test_nothing_is_said_to_apply_that_was_never_asked():
         Row("not it", 3.0, form="no such form"),
     )
     for algo in ("auto", "taken"):
-        _, _, verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)
+        verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)[2]()
         assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
         assert [row.asked for row in rows] == [1, 0, 0]
         assert str(verdicts["refuses"]).startswith("not tried: ")
@@ -296,7 +298,8 @@ def test_what_computes_plain_products_refuses_others(given, why):
 def test_an_algorithm_is_taken_by_name():
     options = Options(algo="slow")
     rows = rows_of_four()
-    found, _, verdicts = choose(engine(rows=rows), SQUARE, options, NONE)
+    found, _, ask = choose(engine(rows=rows), SQUARE, options, NONE)
+    verdicts = ask()
     assert found.name == "slow"
     assert str(verdicts["slow"]) == "taken: requested"
     assert survey(engine(rows=rows), SQUARE, options) == {
@@ -336,9 +339,9 @@ def test_refusals_name_the_algorithm_and_why():
 def test_an_engine_puts_its_own_algorithms_first():
     """Of two with one name, the first is taken."""
     own = Row("good", 1.0)
-    found, _, verdicts = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
+    found, _, ask = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
     assert found is own
-    assert list(verdicts) == ["good", "slow", "quick", "equal"]
+    assert list(ask()) == ["good", "slow", "quick", "equal"]
 
 
 # -- slabs

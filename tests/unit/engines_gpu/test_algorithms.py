@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.runtime import plans
+from tests.helpers.cases import unlike
 from tests.helpers.eagergpu import EagerGpu
+from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
     KEPT,
@@ -36,6 +39,7 @@ from tests.helpers.gpu.moves import one_move
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.tensor_cases import Case
 
 RANKS = [1, *only_long(2), 4]
 KEEP = {1: 7, 2: 7, 4: 9}  # of how many combinations one is tried
@@ -195,6 +199,34 @@ def repeated(comm: Any, path: str) -> Any:
     with played(path, comm) as (ctx, _):
         for name, how in KEPT + NOT_KEPT:
             yield f"{name} {how}", repeated_calls(ctx, name, how) or None
+
+
+def other_tokens(comm: Any, path: str) -> Any:
+    """Another number of tokens takes one vote on GPUs, and no agreement of the engine, if there is memory."""
+    rng = np.random.default_rng(83)
+    for algos, queues in ((("push", "nccl"), False), (("auto",), True)):  # those with windows only queue here
+        how = {"lt": FakeLt()} if queues else {}
+        with machine(path, Multiplying, comm=comm, **how) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+            votes = ctx.control.channel
+            for (i, form), algo in itertools.product(enumerate(PARALLEL), algos):
+                for turn, some in enumerate((8, 6, 3, 9, 7, 7)):
+                    tokens = (some + 20 * i**2) * comm.size  # more than the form before
+                    case = Case(rng, comm, form, "float32", tokens, 4 * comm.size, 3 * comm.size)
+                    x, w = map(ctx.engine.xp.asarray, (case.local_x, case.local_w))
+                    before = votes._agreements
+                    y = np.asarray(getattr(pb, form)(x, w, ctx, algo=algo))
+                    wrong = None if queues else unlike(y, case.expected())
+                    count = votes._agreements - before
+                    if (count > 1) != (turn == 0 or (queues and some == 9 and form != "matmul_allgather")):
+                        wrong = wrong or f"{count} votes"
+                    yield f"{form} {algo}, {tokens} tokens", wrong
+            ctx.engine.synchronize()
+        lib.assert_clean()
+
+
+@starts_ranks
+def test_other_numbers_of_tokens(stand_in):
+    run_mpi(other_tokens, 2, path=stand_in(1000))
 
 
 @starts_ranks

@@ -273,6 +273,8 @@ class MatmulMethod(Method):
         name: the algorithm.
     """
 
+    least = 1.0
+
     def __init__(self, name: str) -> None:
         self.name, self._since = name, ALGO_TYPES[name].since
 
@@ -311,7 +313,7 @@ class MatmulMethod(Method):
         return "; ".join(reasons) if options.algo == "auto" else ""  # if asked for by name, it moves operands
 
     def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
-        return 1.0 if automatic(problem, session_of(engine).cublasmp.version) == self.name else 9.0
+        return self.least if automatic(problem, session_of(engine).cublasmp.version) == self.name else 9.0
 
     def prepare(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands

@@ -122,6 +122,10 @@ class GpuRuntime:
         self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
         self.followers: list[Callable[[Any], None]] = []
         self._recording: Any = None
+        self._asked = (
+            -1,
+            False,
+        )  # how many process groups there were when the ranks were asked, and what they said
         self.why_unregistered = ""
         with ExitStack() as self._closing:
             with self.agreement("Context: GPU"):
@@ -255,7 +259,16 @@ class GpuRuntime:
     def beside_others(self) -> bool:
         """Return whether a rank's process has communicators of PyTorch besides this context's own. Collective."""
         own = int(getattr(self.comm, "of_group", False))  # which only communicators of PyTorch's groups say
-        return any(self.comm.allgather(_process_groups() > own))
+        groups = _process_groups()
+        others = any(self.comm.allgather(groups > own))
+        self._asked = groups, others
+        return others
+
+    @property
+    def others_of_late(self) -> bool | None:
+        """What ``beside_others`` has returned last; None if it may return something else on account of this rank."""
+        groups, others = self._asked
+        return others if groups == _process_groups() else None
 
     # -- waiting, and the end
 

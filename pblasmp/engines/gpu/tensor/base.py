@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,6 +67,7 @@ class CopyProduct(TensorProduct[Views]):
         session: this rank's GPU.
         p: the product; the same on every rank.
         options: alpha, beta, types.
+        alone: without the other ranks, so that it may run only if it is ``covered``. Local.
 
     Raises:
         UnsupportedError: ``why_not`` says why.
@@ -81,7 +83,9 @@ class CopyProduct(TensorProduct[Views]):
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
 
-    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+    def __init__(
+        self, session: Session, p: ParallelProblem, options: Options, *, alone: bool = False
+    ) -> None:
         gpu = session.gpu
         why = self.why_not(gpu, p, options)
         if why:
@@ -94,15 +98,16 @@ class CopyProduct(TensorProduct[Views]):
         self.replays = not p.conjugated
         self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
         self._nbytes = 0
-        with gpu.agreement(f"{self.form}: preparing {self.name}"):
+        with nullcontext() if alone else gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._prepare()
             for name, memory in self.own.items():
                 self._reserve(name, memory.nbytes)
             if is_float8(p.out_dtype):
                 self._reserve("amax", _AMAX.itemsize)
         buffers = self._buffers()
-        for name, nbytes in buffers.items():
-            gpu.reserve(name, nbytes)
+        if not alone:
+            for name, nbytes in buffers.items():
+                gpu.reserve(name, nbytes)
         self.workspace = Workspace(self._nbytes + sum(buffers.values()), 0)
         self.sent_bytes = self._sent()
 
@@ -118,6 +123,11 @@ class CopyProduct(TensorProduct[Views]):
         if not is_float8(p.dtype):
             return ""
         return why_no_float8(gpu.capability) or _why_not_float8(p, options)
+
+    @property
+    def covered(self) -> bool:
+        """Whether all symmetric memory that it needs is there, on every rank then."""
+        return all(self.gpu.symmetric_bytes(name) >= nbytes for name, nbytes in self._buffers().items())
 
     @property
     def queues(self) -> bool:

@@ -52,14 +52,15 @@ _HOPPER = 90
 _TYPES = "bfloat16", "float16"
 
 
-def may_shut_out(session: Session) -> bool:
+def may_shut_out(session: Session, *, alone: bool) -> bool | None:
     """Return whether kernels of other communicators may wait for ever next to this one, unless it leaves them room.
 
-    Collective over the context.
+    Collective over the context. Local if ``alone``, and None if the other ranks must be asked.
     """
     (ranks, enough), gpu = _LETS_IN, session.gpu
-    needs = gpu.size > ranks or gpu.multiprocessors < enough
-    return needs and session.runtime.beside_others()
+    if gpu.size <= ranks and gpu.multiprocessors >= enough:
+        return False
+    return session.runtime.others_of_late if alone else session.runtime.beside_others()
 
 
 class _OneKernelProduct(CopyProduct):
@@ -70,12 +71,16 @@ class _OneKernelProduct(CopyProduct):
     starts: Sequence[int]  # of the ranks' shares of the rows
     copies = True  # whether a rank's results are fetched by the others
 
-    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+    def __init__(
+        self, session: Session, p: ParallelProblem, options: Options, *, alone: bool = False
+    ) -> None:
         left = options.comm_sms
+        found = may_shut_out(session, alone=alone) if left is None else False
+        self._knows_others = found is not None
         if left is None:
-            left = _LEFT if may_shut_out(session) else 0
+            left = _LEFT if found else 0
         self._left = left
-        super().__init__(session, p, options)
+        super().__init__(session, p, options, alone=alone)
         if left:
             self.path += f"; {left} multiprocessors are left to others"
 
@@ -146,6 +151,11 @@ class _OneKernelProduct(CopyProduct):
             ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes if stores else 0,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
+
+    @property
+    def covered(self) -> bool:
+        """Whether all symmetric memory that it needs is there, and known whom it must leave room."""
+        return self._knows_others and super().covered
 
     def _start(self) -> None:
         self.gpu.use_current_stream()
