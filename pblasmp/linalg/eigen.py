@@ -309,9 +309,11 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
     uplo: Uplo = "L" if lower else "U"
     with ctx.running("eigh", checks=False):
         whole = whole_of(a, lower, hermitian=True)
+        found: tuple[Values, Matrix] | Values
         if not math.isfinite(b.norm("max", uplo=uplo)):
             whole *= math.nan
-            return _Eigh(a=whole, **how).run()
+            found = _Eigh(a=whole, **how).run()
+            return found
         try:
             factor = cholesky(b, lower)
         except FactorizationError as error:
@@ -323,7 +325,7 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
         outer: Op = "C" if lower else "N"
         level3.trsm(factor, whole, uplo=uplo, op_a=inner, out=whole)
         level3.trsm(factor, whole, side="R", uplo=uplo, op_a=outer, out=whole)
-        found: tuple[Values, Matrix] | Values = _Eigh(a=whole, **how).run()
+        found = _Eigh(a=whole, **how).run()
         if isinstance(found, tuple):
             level3.trsm(factor, found[1], uplo=uplo, op_a=outer, out=found[1])
             if how["check"]:
