@@ -24,7 +24,7 @@ from .dtypes import as_dtype
 from .epilogue import Scales
 from .errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
-from .linalg import cholesky, eigvalsh, solve
+from .linalg import cholesky, eigh, lstsq, solve
 from .matrix.products import matmul
 from .planning import algorithms, plan
 from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
@@ -40,6 +40,9 @@ _VALUES = 50  # that runs go through
 _TURNS = 0.3  # of the runs: those with a product beside them
 _NAPS = 0.3  # those in which a rank comes late
 _NAP = 1.5e-3  # seconds, at most
+_MOST_EQUATIONS = (
+    256  # of eigenvalue problems, which are repeated as often as what takes a hundredth of the time
+)
 _NEIGHBOR = """
 import sys, threading, time
 threading.Thread(target=lambda: (sys.stdin.read(), sys.exit()), daemon=True).start()
@@ -132,13 +135,11 @@ class Trial:
         name: the function and the algorithm.
         run: computes with a value; returns an array that has it everywhere, empty on ranks without elements.
         error: the largest relative error that rounding explains.
-        slow: it is to be repeated less often.
     """
 
     name: str
     run: Callable[[float], Array]
     error: float = 0
-    slow: bool = False
 
 
 def wrong_runs(ctx: Context, trial: Trial, noise: Noise | None, runs: int = 300) -> int | str:
@@ -192,6 +193,7 @@ def trials(ctx: Context, n: int) -> Iterator[Trial]:
     yield from _parallel_trials(ctx, 4 * n, 2 * n)
     yield from _matrix_trials(ctx, n)
     yield from _factor_trials(ctx, n // 2)
+    yield from _spectral_trials(ctx, min(n // 2, _MOST_EQUATIONS))
 
 
 def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
@@ -217,12 +219,11 @@ def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
         with plan(function, x, w, ctx) as prepared:
             yield Trial(f"{sizes}, a plan", partial(run, call=prepared), 2**-10)
             names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
-        outputs = of_w[0]
-        followed = partial(function, x, w, ctx, bias=xp.zeros(outputs, kind), activation="relu")
-        yield Trial(f"{sizes}, bias and relu", partial(run, call=followed), 2**-10)
+        epilogue: dict[str, Any] = {"bias": xp.zeros(of_w[0], kind), "activation": "relu"}
         for algo in ("auto", *names):
-            call = partial(function, x, w, ctx, algo=algo)
-            yield Trial(f"{sizes}, {algo}", partial(run, call=call), 2**-10)
+            for what, how in (("", {}), (", bias and relu", epilogue)):
+                call = partial(function, x, w, ctx, algo=algo, **how)
+                yield Trial(f"{sizes}, {algo}{what}", partial(run, call=call), 2**-10)
         if ctx.engine.traits.on_gpus:
             yield from _eight_bit_trials(ctx, function, of_x, of_w, k)
 
@@ -310,30 +311,56 @@ def _sided_by(
 
 
 def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
-    """Yield eigenvalues, a Cholesky factorization and a solve with LU."""
+    """Yield a Cholesky factorization, and solutions by LU and by QR."""
     xp, kind = _arrays(ctx), np.dtype(np.float64)
     of = MatrixDescriptor((n, n), (-(-n // 16),) * 2, Grid.squarest(ctx.size), dtype=kind)
     of_b = MatrixDescriptor((n, 8), (of.block[0], 1), of.grid, dtype=kind)
     first_a = ctx.from_function(lambda i, j: 1 / (1 + abs(i - j)) + (i == j) * 2.0, of)
     first_b = ctx.from_function(lambda i, j: (i + j) % 7 + 1.0, of_b)
-    a, b, factor, x = ctx.empty(of), ctx.empty(of_b), cholesky(first_a).local, solve(first_a, first_b).local
-    known, found_x = abs(factor) > 1e-3, abs(x) > 1e-3
+    a, b = ctx.empty(of), ctx.empty(of_b)
 
-    def factored(value: float) -> Array:
+    def factored(value: float, algo: str, right: Array) -> Array:
         xp.multiply(first_a.local, value * value, out=a.local)
-        return xp.where(known, cholesky(a).local / xp.where(known, factor, 1), value)
+        return _ratio(xp, cholesky(a, algo=algo).local, right, value)
 
-    def solved(value: float) -> Array:
+    def solved(value: float, algo: str, right: Array, call: Callable[..., Any]) -> Array:
         xp.multiply(first_a.local, value, out=a.local)
         xp.multiply(first_b.local, value * value, out=b.local)
-        return xp.where(found_x, solve(a, b).local / xp.where(found_x, x, 1), value)
+        return _ratio(xp, call(a, b, algo=algo).local, right, value)
 
-    def eigenvalues(value: float) -> Array:
-        xp.multiply(second.local, value, out=a.local)
-        return xp.asarray(eigvalsh(a) / found_values)
+    for algo in _names(cholesky, first_a):
+        run = partial(factored, algo=algo, right=cholesky(first_a).local)
+        yield Trial(f"cholesky, order {n}, {algo}", run, 1e-6)
+    for function in (solve, lstsq):
+        for algo in _names(function, first_a, first_b):
+            run = partial(solved, algo=algo, right=function(first_a, first_b).local, call=function)
+            yield Trial(f"{function.__name__}, order {n}, {algo}", run, 1e-6)
 
-    second = ctx.from_function(lambda i, j: (i == j) * 2.0 - (abs(i - j) == 1), of)  # of known eigenvalues
-    found_values = 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
-    yield Trial(f"eigvalsh, order {n}", eigenvalues, 1e-6, slow=True)
-    yield Trial(f"cholesky, order {n}", factored, 1e-6, slow=True)
-    yield Trial(f"solve, order {n}", solved, 1e-6, slow=True)
+
+def _spectral_trials(ctx: Context, n: int) -> Iterator[Trial]:
+    """Yield eigenvalues and eigenvectors by each library, of a matrix whose eigenvalues are known."""
+    xp, of = _arrays(ctx), MatrixDescriptor((n, n), (-(-n // 16),) * 2, Grid.squarest(ctx.size))
+    first = ctx.from_function(lambda i, j: (i == j) * 2.0 - (abs(i - j) == 1), of)
+    a, right = ctx.empty(of), 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
+
+    def decomposed(value: float, algo: str) -> Array:
+        xp.multiply(first.local, value, out=a.local)
+        values, vectors = eigh(a, algo=algo)
+        again = matmul(matmul(vectors, ctx.scatter(np.diag(values), of)), vectors, op_b="T")
+        return xp.concatenate(
+            [xp.asarray(values / right), _ratio(xp, again.local, first.local, value).ravel()]
+        )
+
+    for algo in _names(eigh, first):
+        yield Trial(f"eigh, order {n}, {algo}", partial(decomposed, algo=algo), 1e-6)
+
+
+def _names(function: Callable[..., Any], *operands: Any) -> list[str]:
+    """Return the names by which a function computes these. Collective over the context."""
+    return ["auto", *(name for name, verdict in algorithms(function, *operands).items() if verdict)]
+
+
+def _ratio(xp: Any, found: Array, right: Array, value: float) -> Array:
+    """Return the ratio of two results where the other one is large, elsewhere the value. Local."""
+    large = abs(right) > 1e-3
+    return xp.where(large, found / xp.where(large, right, 1), value)

@@ -36,7 +36,6 @@ _MORE = {"path": ("mpirun", "MPI library"), "blas": ("numpy", "scipy")}  # what 
 
 _RUNS = {True: 300, False: 5}  # of each call under noise, on GPUs and on CPU ranks
 _NOISY = {True: 2048, False: 48}  # the order of matrices
-_SLOW_SHARE = 10  # of these for calls for which the host waits
 
 
 def diagnose(
@@ -152,7 +151,7 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
         with Noise(ctx, neighbor=True) as noise:
             for trial in trials(ctx, _NOISY[gpus]) if runs else ():
                 reporter.step(f"under noise: {trial.name}")
-                found = wrong_runs(ctx, trial, noise, -(-runs // _SLOW_SHARE) if trial.slow else runs)
+                found = wrong_runs(ctx, trial, noise, runs)
                 calls += not isinstance(found, str)
                 if found and not isinstance(found, str):
                     wrong[trial.name] = f"{found} of {runs} runs are wrong while other work runs beside them"

@@ -9,7 +9,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.noise import Noise, Trial, trials, wrong_runs
 
-RUNS, SLOW_RUNS = 300, 20
+RUNS = 300
 
 
 @pytest.mark.parametrize("n", [2048, 256])
@@ -18,7 +18,7 @@ def test_every_algorithm(ctx, n, neighbor):
     wrong = {}
     with Noise(ctx, seed=n, neighbor=neighbor) as noise:
         for trial in trials(ctx, n):
-            found = wrong_runs(ctx, trial, noise, SLOW_RUNS if trial.slow else RUNS)
+            found = wrong_runs(ctx, trial, noise, RUNS)
             if not isinstance(found, str) and found:
                 wrong[trial.name] = found
     assert not wrong
