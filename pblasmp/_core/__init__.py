@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
-from .build import LIBRARY, digest
+from .build import BUILD, LIBRARY, digest
 
 __all__ = [
-    "BLAS", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH", "STATUSES", "UNFIT_NOW",
-    "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState", "PostState",
-    "SheetState", "load", "pack_request", "why_not",
+    "BLAS", "BUILD", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH", "STATUSES",
+    "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState",
+    "PostState", "SheetState", "load", "pack_request", "stale", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
@@ -207,7 +207,7 @@ def _opened() -> Core | str:
         return f"cannot load {LIBRARY}: {error}"
     quick.core_sources.restype = ctypes.c_char_p
     if quick.core_sources() != digest().encode():
-        return f"{LIBRARY} was compiled from other sources: install pblasmp again"
+        return f"{LIBRARY} was compiled from other sources: install pblasmp again, or run python {BUILD}"
     functions: dict[str, Any] = {name: getattr(quick, name) for name in Core._fields}
     return Core(**functions | {name: getattr(waits, name) for name in _WAITS})
 
@@ -237,3 +237,13 @@ def why_not() -> str:
     """
     core = _core()
     return core if isinstance(core, str) else ""
+
+
+def stale() -> str:
+    """Return why a core that has been compiled is not used, though nobody has asked for that; else "". Local.
+
+    Raises:
+        ArgumentError: as ``load``.
+    """
+    why = why_not()
+    return why if LIBRARY.exists() and os.environ.get(_VARIABLE) != "0" else ""

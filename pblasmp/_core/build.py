@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+BUILD = Path(__file__)
+_HERE = BUILD.parent
 _SOURCES = tuple(sorted(path.name for path in _HERE.glob("*.[ch]")))
 LIBRARY = _HERE / "core.linux.so"  # of a name with two dots no importer takes it for a module
 # Functions of other libraries that have one of its names must not take their places.

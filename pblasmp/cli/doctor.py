@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from .. import _core
 from ..comm import Communicator, machines_of, share_of_cores
 from ..context import Context
 from ..costs.machines import load_machine
@@ -105,6 +106,8 @@ def _cure() -> str:
 
 def _of_facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield faults of what is installed, each with a cure."""
+    if why := _core.stale():
+        yield f"small calls are slow: {why}", f"python {_core.BUILD}"
     if "problem" in facts["MPI library"]:
         yield f"MPI library: {facts['MPI library']['problem']}", "pip install mpi4py mpich"
     if "problem" in facts["mpirun"]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
+from .. import _core
 from ..comm import (
     Agreement,
     Communicator,
@@ -455,6 +456,8 @@ def _measured(comm: Communicator, engine: Engine) -> Measured:
     machine = machine_of(comm, *mine)
     entries = None
     with Agreement(comm, "Context: measured times"):  # an unusable file is a warning, which may be an error
+        if comm.rank == 0 and (why := _core.stale()):
+            warnings.warn(f"small calls are slow: {why}", RuntimeWarning, stacklevel=1)
         if comm.rank == 0:
             entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
     return Measured(machine, {entry.bucket: entry for entry in comm.bcast(entries)})

@@ -89,6 +89,7 @@ def test_why_there_is_no_core(elsewhere, monkeypatch):
     assert _core.load() is None
     monkeypatch.setenv("PBLASMP_CORE", "0")
     assert _core.why_not() == "PBLASMP_CORE=0"
+    assert _core.stale() == ""
     for given in ("off", "2"):
         monkeypatch.setenv("PBLASMP_CORE", given)
         with pytest.raises(pb.errors.ArgumentError, match=f"PBLASMP_CORE: expected 0 .*, got '{given}'"):
@@ -100,7 +101,14 @@ def test_a_core_of_other_sources_is_not_used(elsewhere, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(build, "digest", lambda: "of other sources")
         assert build.build(elsewhere) == ""
-    assert _core.why_not() == f"{elsewhere} was compiled from other sources: install pblasmp again"
+    why = (
+        f"{elsewhere} was compiled from other sources: install pblasmp again, or run python {build.__file__}"
+    )
+    assert _core.why_not() == _core.stale() == why
+    with pytest.warns(RuntimeWarning, match="small calls are slow: .* was compiled from other sources"):
+        pb.Context(engine="host").close()
+    whole: dict[str, dict[str, str]] = {"MPI library": {}, "mpirun": {}}
+    assert list(doctor._of_facts(whole)) == [(f"small calls are slow: {why}", f"python {build.__file__}")]
     assert build.build(elsewhere) == ""  # in its place, while it is loaded
     assert [each.name for each in elsewhere.parent.iterdir()] == [elsewhere.name]
 
