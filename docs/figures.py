@@ -48,6 +48,7 @@ TITLES = {
     "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
     "eigenvalues-mkl": "Eigenvalues and singular values, compared with MKL's ScaLAPACK, called directly",
     "eigenvalues_gpu": "Eigenvalues on GPUs, compared with cuSOLVER and cuSOLVERMp",
+    "whole_problems": "Whole problems: ",
     "eigenvalues-elpa": "Eigenvalues, compared with Debian's ELPA, called directly",
     "cholesky": "Cholesky factorization by level-3 routines",
     "factorizations-debian": "Factorizations and solves, compared with Debian's ScaLAPACK",
@@ -465,6 +466,22 @@ def eigenvalues_on_gpus() -> str:
         for row in run.rows
     ]  # fmt: skip
     return f"{table(['GPUs', 'type', 'n', *names], rows, len(names) + 3)}\n{source(found[-1])}\n"
+
+
+def whole_problems() -> str:
+    """Return the table of what the examples of whole problems take."""
+    found = [run for name, run in results.runs().items() if name.startswith("whole_problems-")]
+    rows = [
+        [
+            f"`{row['case']['problem']}.py`", f"`{row['case']['arguments']}`", f"{run.where}, {run.date}, {run.commit}",
+            ", ".join(f"{name} {digits(value)}" for name, (value,) in row["seconds"].items()),
+        ]
+        for run in found
+        for row in run.rows
+    ]  # fmt: skip
+    if not rows:
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    return f"{table(['script', 'arguments', 'machine, date, commit', 'seconds'], rows, 0)}\n"
 
 
 def _on(grid: str, run: Run) -> str:

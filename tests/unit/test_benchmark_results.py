@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks import exchange_plans, results
+from benchmarks import exchange_plans, results, whole_problems
 from benchmarks.results import Run
 from pblasmp.layout import Grid
 
@@ -125,3 +125,22 @@ def test_exchange_plans(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["exchange_plans", "--grid", "2", "2", "--panels", "3", "--width", "64"])
     exchange_plans.main()
     assert "s of processor time for A and B, 9 messages and copies" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("problem", whole_problems.PROBLEMS)
+def test_examples_of_whole_problems_say_how_they_run_at_a_large_size(problem):
+    nranks, arguments = whole_problems.large(problem)
+    assert nranks >= 2
+    assert all(
+        name.startswith("--") and float(value)
+        for name, value in zip(arguments[::2], arguments[1::2], strict=True)
+    )
+
+
+def test_times_that_examples_print():
+    printed = "9 points: log likelihood 3.5, gradient 1.5, 2\nlikelihood 1.25 s, gradient 0.50 s\n"
+    printed += "4 cycles, energy 1.5; the last eigh took 0.236 s"
+    assert whole_problems.times(printed) == {"likelihood": [1.25], "gradient": [0.5], "last eigh": [0.236]}
+    assert whole_problems.times("loss 2.0 to 1.0; the last step of Muon took 720.5 ms") == {
+        "last step of Muon": [0.7205]
+    }
