@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time the examples of the page on whole problems: ``python -m benchmarks.whole_problems gaussian_process muon``.
 
-Each runs as its docstring says for a large size, or with what follows ``--``. The times are those that it prints, and the
-docs' table is made of them.
+Each runs as its docstring says for a large size, or with what follows ``--``. The times are those that it prints, and
+the docs' table is made of them.
 """
 
 from __future__ import annotations

@@ -307,6 +307,7 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
     agree_after(False, partial(ctx.agreement, "eigh"), call.read)
     lower = bool(call.how["lower"])
     uplo: Uplo = "L" if lower else "U"
+    found: tuple[Values, Matrix] | Values
     with ctx.running("eigh", checks=False):
         whole = whole_of(a, lower, hermitian=True)
         found: tuple[Values, Matrix] | Values
