@@ -16,7 +16,7 @@ from .. import __version__
 from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
-from ..layout import MatmulProblem
+from ..layout import ParallelProblem
 from ..layout.schemes import FORMS, Form
 from . import options
 from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
@@ -280,7 +280,6 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
     from ..drawing.maps import show as show_in_terminal
-    from ..problems.files import ParallelFile
     from .descriptor_files import describe_problem, parse, print_shares, read_text
 
     found = parse(file, read_text(file))
@@ -292,13 +291,12 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
             {"file": str(found.path), "legal": not faults, "faults": faults, **describe_problem(found)}
         )
     elif output is None:
-        if isinstance(found, ParallelFile):
+        if isinstance(found.problem, ParallelProblem):
             print_shares(found)
         else:
             show_in_terminal(found, console(color=bool(ctx.color)))
-    if faults and not isinstance(found, ParallelFile):
-        what = "product" if isinstance(found.problem, MatmulProblem) else found.problem.routine
-        raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
+    if faults:
+        raise LayoutError(f"{plain(found.path)}: this {found.problem.what} is not legal")
 
 
 @cli.command(name="list", epilog=examples("pblasmp list", "pblasmp list --json", "pblasmp show ag-nn-c"))

@@ -14,13 +14,10 @@ from typing import Any
 import click
 
 from ..errors import LayoutError, counted, faults_text
-from ..layout import MatrixDescriptor, ParallelProblem
+from ..layout import FactorProblem, Level3Problem, MatrixDescriptor, ParallelProblem
 from ..problems.files import (
     MOST_BYTES,
-    AnyFile,
-    FactorFile,
-    ParallelFile,
-    RoutineFile,
+    ProblemFile,
     check,
     file_error,
     find,
@@ -58,7 +55,7 @@ def read_text(file: str) -> bytes:
     return text
 
 
-def parse(file: str, text: bytes) -> AnyFile:
+def parse(file: str, text: bytes) -> ProblemFile:
     """Return the problem in the text of ``file``, its title made harmless. Local.
 
     Raises:
@@ -69,16 +66,15 @@ def parse(file: str, text: bytes) -> AnyFile:
     return replace(found, title=plain(found.title), description=plain(found.description))
 
 
-def legal(file: str, text: bytes) -> AnyFile:
+def legal(file: str, text: bytes) -> ProblemFile:
     """Return the problem in the text of ``file``, checked to be legal. Local.
 
     Raises:
         LayoutError: as for ``parse``, or the problem is not legal.
     """
     found = parse(file, text)
-    if not isinstance(found, ParallelFile):  # which is legal if it can be made
-        with _naming(file):
-            found.problem.validate()
+    with _naming(file):
+        found.problem.validate()
     return found
 
 
@@ -133,7 +129,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return for each file whether it is legal, its faults, and its contents. Local."""
     checked = []
     for file in files:
-        found: AnyFile | None = None
+        found: ProblemFile | None = None
         try:
             text = read_text(file)
             faults = _faults(file, text)
@@ -146,25 +142,33 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     return checked
 
 
-def describe_problem(file: AnyFile) -> dict[str, Any]:
+def describe_problem(file: ProblemFile) -> dict[str, Any]:
     """Return the contents of a problem file in JSON's types. Local."""
-    if isinstance(file, ParallelFile):
-        return describe(file)
     p = file.problem
+    if isinstance(p, ParallelProblem):
+        m, n, k = p.sizes
+        about = {
+            "title": file.title,
+            "description": file.description,
+            "product": str(p),
+            "m": m,
+            "n": n,
+            "k": k,
+        }
+        return {**p.to_dict(), **about, "nranks": p.size, "ranks": shares(p)}
     what: dict[str, Any]
     scalars: dict[str, Any] = {}
-    if isinstance(file, FactorFile):
-        rows, cols = file.problem.a.shape
-        what = {"factorization": file.problem.routine, **file.problem.options, "text": str(p)}
-        sizes = {"m": rows, "n": cols, "right": file.problem.right}
-    elif isinstance(file, RoutineFile):
-        options = {name: getattr(file.problem, name) for name in file.problem.traits.options}
-        what = {"routine": file.problem.routine, "formula": file.problem.traits.formula, **options}
-        sizes = {name: getattr(p, name) for name in "mnk"}
+    if isinstance(p, FactorProblem):
+        what = {"factorization": p.routine, **p.options, "text": str(p)}
+        sizes = {"m": p.a.shape[0], "n": p.a.shape[1], "right": p.right}
     else:
-        what = {"scheme": file.problem.scheme, "op_a": file.problem.op_a, "op_b": file.problem.op_b}
-        scalars = {"alpha": file.alpha, "beta": file.beta}
         sizes = {name: getattr(p, name) for name in "mnk"}
+        if isinstance(p, Level3Problem):
+            options = {name: getattr(p, name) for name in p.traits.options}
+            what = {"routine": p.routine, "formula": p.traits.formula, **options}
+        else:
+            what = {"scheme": p.scheme, "op_a": p.op_a, "op_b": p.op_b}
+            scalars = {"alpha": file.alpha, "beta": file.beta}
     return {
         "title": file.title,
         "description": file.description,
@@ -263,15 +267,7 @@ def shares(p: ParallelProblem) -> list[dict[str, Any]]:
     ]
 
 
-def describe(file: ParallelFile) -> dict[str, Any]:
-    """Return the contents of a file in JSON's types. Local."""
-    p = file.problem
-    m, n, k = p.sizes
-    about = {"title": file.title, "description": file.description, "product": str(p), "m": m, "n": n, "k": k}
-    return {**p.to_dict(), **about, "nranks": p.size, "ranks": shares(p)}
-
-
-def print_shares(file: ParallelFile) -> None:
+def print_shares(file: ProblemFile) -> None:
     """Print what every rank holds. Local."""
     click.secho(file.title, bold=True)
     if file.description:

@@ -16,9 +16,9 @@ import pblasmp as pb
 from ..context import Context
 from ..errors import LayoutError, counted
 from ..launchers import surroundings
-from ..layout import FactorProblem, MatrixDescriptor, ParallelProblem
+from ..layout import FactorProblem, Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.routines import ROUTINES
-from ..problems.files import AnyFile, FactorFile, ParallelFile, ProblemFile, RoutineFile
+from ..problems.files import ProblemFile
 from ..resources import memory_bytes, usable_cores
 from .descriptor_files import legal, read_text
 from .ranks import on_ranks
@@ -60,10 +60,10 @@ def run_file(
     return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
-def _load(file: str, text: bytes) -> AnyFile:
+def _load(file: str, text: bytes) -> ProblemFile:
     """Return the problem in a file, checked to fit into memory as whole matrices on one rank. Local."""
     found = legal(file, text)
-    if isinstance(found, ParallelFile):
+    if isinstance(found.problem, ParallelProblem):
         needed, where = needed_bytes(found.problem) * found.nranks, "every rank"
     else:
         elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
@@ -92,15 +92,15 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
             if ctx.size < found.nranks:
                 raise LayoutError(f"{file} needs {counted(found.nranks, 'rank')}, got {ctx.size}")
         checked: dict[str, Any] = {}
-        if isinstance(found, ParallelFile):
+        if isinstance(found.problem, ParallelProblem):
             report, wrong, elements = run_parallel(ctx, found, algo, reporter)
-        elif isinstance(found, FactorFile):
+        elif isinstance(found.problem, FactorProblem):
             report, verified = run_factorization(ctx, found, algo, reporter)
             wrong, elements = int(not verified), 0
             checked = {"error": verified.error, "bound": verified.bound}
         else:
-            run_file_of = run_routine if isinstance(found, RoutineFile) else _run_product
-            report, wrong = run_file_of(ctx, found, algo, reporter)  # type: ignore[arg-type]
+            run_file_of = run_routine if isinstance(found.problem, Level3Problem) else _run_product
+            report, wrong = run_file_of(ctx, found, algo, reporter)
             elements = found.parents["d"].shape[0] * found.parents["d"].shape[1]
         return {
             "file": str(found.path),
@@ -167,7 +167,7 @@ def print_run(result: dict[str, Any]) -> None:
 Array = NDArray[Any]
 
 
-def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
+def run_routine(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
     """Run the routine of a file with alpha 1, and beta 1 if there is a C. Collective over the context.
 
     Returns:
@@ -194,7 +194,7 @@ def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter)
     return report, 0 if got is None else int(np.count_nonzero(got != expected))
 
 
-def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
+def _values(found: ProblemFile) -> tuple[dict[str, Array], Array]:
     """Return the whole matrices, and what D's must hold afterwards."""
     p = found.problem
     wholes = {name: _whole(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
@@ -211,7 +211,7 @@ def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
     return wholes, expected.astype(found.parents["d"].dtype)
 
 
-def run_factorization(ctx: Context, found: FactorFile, algo: str, reporter: Reporter) -> tuple[Any, Any]:
+def run_factorization(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, Any]:
     """Run the factorization of a file on a definite matrix, and check what it finds. Collective over the context.
 
     Returns:
@@ -303,7 +303,7 @@ def needed_bytes(p: ParallelProblem) -> int:
     return 4 * np.dtype(complex).itemsize * (tokens * inputs + outputs * inputs + tokens * outputs)
 
 
-def run_parallel(ctx: Context, file: ParallelFile, algo: str, reporter: Reporter) -> tuple[Any, int, int]:
+def run_parallel(ctx: Context, file: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, int, int]:
     """Run the function of a file, and compare exactly with NumPy on every rank. Collective over the context.
 
     Returns:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..layout import FactorProblem, Level3Problem
 from ..layout.schemes import SCHEMES
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..layout.axis import Axis
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.grid import Grid
-    from ..problems.files import FactorFile, ProblemFile, RoutineFile
+    from ..problems.files import ProblemFile
 
 PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
 """Light colors that the color-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
@@ -76,7 +76,7 @@ class MatrixView(NamedTuple):
         return text + (" of {} × {}".format(*self.parent.local_shape(rank)) if self.windowed else "")
 
 
-def views(file: ProblemFile | RoutineFile | FactorFile) -> list[MatrixView]:
+def views(file: ProblemFile) -> list[MatrixView]:
     """Return the operands; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
@@ -88,14 +88,13 @@ def views(file: ProblemFile | RoutineFile | FactorFile) -> list[MatrixView]:
     return found
 
 
-def formula(file: ProblemFile | RoutineFile | FactorFile) -> str:
+def formula(file: ProblemFile) -> str:
     """Return the problem in a line: D = 2 Aᵀ B - C."""
     p = file.problem
     if isinstance(p, FactorProblem):
         return str(p)
     if isinstance(p, Level3Problem):
         return p.traits.formula
-    file = cast("ProblemFile", file)
     ops = {"N": "", "T": "ᵀ", "C": "ᴴ"}
     text = f"D = {_factor(file.alpha)}A{ops[p.op_a]} B{ops[p.op_b]}"
     if p.c is None or file.beta == 0:
@@ -115,7 +114,7 @@ def _factor(value: complex) -> str:
     return f"({real:g} {'+' if imag > 0 else '-'} {size}i) "
 
 
-def sizes(file: ProblemFile | RoutineFile | FactorFile) -> str:
+def sizes(file: ProblemFile) -> str:
     """Return the sizes and the scheme or the options of a problem in a line."""
     p = file.problem
     if isinstance(p, FactorProblem):

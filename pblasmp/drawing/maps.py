@@ -14,7 +14,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..layout import MatmulProblem
 from .labels import PALETTE, Colors, MatrixView, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
     from ..layout.axis import Axis
     from ..layout.grid import Grid
-    from ..problems.files import FactorFile, ProblemFile, RoutineFile
+    from ..problems.files import ProblemFile
 
 _MOST_LINES = 32  # of a map, and of the table of ranks
 _SHADE = 0.9  # brightness of every other block if adjacent blocks are on the same rank
 
 
-def show(file: ProblemFile | RoutineFile | FactorFile, console: Console | None = None) -> None:
+def show(file: ProblemFile, console: Console | None = None) -> None:
     """Draw a problem in the terminal: who owns which block, and the shape of every local array. Local.
 
     Small matrices are drawn element by element, larger ones block by block, as much as fits. Without
@@ -42,7 +41,7 @@ def show(file: ProblemFile | RoutineFile | FactorFile, console: Console | None =
     console.print(_page(file, console.width, plain=console.color_system is None), highlight=False)
 
 
-def _page(file: ProblemFile | RoutineFile | FactorFile, width: int, *, plain: bool) -> RenderableType:
+def _page(file: ProblemFile, width: int, *, plain: bool) -> RenderableType:
     drawn = views(file)
     colors = Colors((file.problem.d or file.problem.a).grid)
     parts: list[RenderableType] = [Text(file.title, style="bold")]
@@ -61,9 +60,9 @@ def _page(file: ProblemFile | RoutineFile | FactorFile, width: int, *, plain: bo
     return Group(*parts, _local_shapes(drawn, colors), _verdict(file))
 
 
-def _verdict(file: ProblemFile | RoutineFile | FactorFile) -> Text:
+def _verdict(file: ProblemFile) -> Text:
     faults = file.problem.faults()
-    what = "product" if isinstance(file.problem, MatmulProblem) else file.problem.routine
+    what = file.problem.what
     if not faults:
         return Text(f"This {what} is legal.", style="green")
     return Text("\n  - ".join([f"This {what} is not legal:", *faults]), style="red")

@@ -25,7 +25,7 @@ from ..layout.pieces import Trapezoid
 from .labels import PALETTE, Block, Colors, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:
-    from ..problems.files import FactorFile, ProblemFile, RoutineFile
+    from ..problems.files import ProblemFile
 
 _SIDE = 260.0  # the longest side of a matrix
 _ELEMENT = 26.0  # the largest side of an element
@@ -108,7 +108,7 @@ def draw(x: Any) -> Drawing:
     See Also:
         load_problem, to draw a descriptor file; ``pblasmp show`` in a terminal.
     """
-    if hasattr(x, "windows"):
+    if getattr(x, "windows", None):
         return _of_file(x)
     for each in (getattr(x, "problem", None), getattr(x, "descriptor", None)):
         if isinstance(each, (MatrixDescriptor, MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)):
@@ -171,14 +171,14 @@ def _(x: ParallelProblem) -> Drawing:
     return _draw_panels([_panel(p.a, "X"), _panel(p.b, "W"), y], str(x))
 
 
-def _of_file(file: ProblemFile | RoutineFile | FactorFile) -> Drawing:
+def _of_file(file: ProblemFile) -> Drawing:
     """Return the picture of a descriptor file, in which windows are outlined in the matrices that they are part of."""
     lines = [*textwrap.wrap(file.description, 110), f"{formula(file)}    {sizes(file)}"]
     panels = [_panel_of_view(view, file) for view in views(file)]
     return _draw_panels(panels, file.title, lines=lines, faults=file.problem.faults())
 
 
-def _panel_of_view(view: MatrixView, file: ProblemFile | RoutineFile | FactorFile) -> Panel:
+def _panel_of_view(view: MatrixView, file: ProblemFile) -> Panel:
     letter = view.name[0].lower()
     if not view.windowed:
         part = file.problem.touched(letter) if isinstance(file.problem, Level3Problem) else None

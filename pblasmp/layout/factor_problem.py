@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, counted, faults_text, short_repr
-from ..lazy import hook
+from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, integer, one_of
-from .value import Traffic, Value
+from .value import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -25,7 +24,7 @@ FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "conditio
 
 
 @dataclass(frozen=True, slots=True)
-class FactorProblem(Value):
+class FactorProblem(Problem):
     """A factorization, or what is solved with one, in the form in which algorithms take it. Local.
 
     An upper triangle comes as the lower one of the transposed matrix, a wide least-squares problem as a tall one.
@@ -132,7 +131,7 @@ class FactorProblem(Value):
         named = (each for each in fields(self) if each.name not in ("routine", *"abcd"))
         return {each.name: value for each in named if (value := getattr(self, each.name)) != each.default}
 
-    def faults(self) -> list[str]:
+    def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return what makes no sense, in words. Local."""
         found: list[str] = []
         rows, cols = self.a.shape
@@ -156,64 +155,12 @@ class FactorProblem(Value):
                 found.append(f"{name}: dtype is {x.dtype}, expected {self.a.dtype} like a")
         return found
 
-    def validate(self) -> None:
-        """Raise LayoutError if anything makes no sense; the message names every fault. Local."""
-        if found := self.faults():
-            raise LayoutError(faults_text(f"this {self.routine}", found))
-
-    def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the problem.
-        """
-        operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
-        return {"title": title or str(self), "factorization": self.routine, **self.options, **operands}
-
-    def to_toml(self, title: str = "") -> str:
-        """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the problem.
-        """
-        text: str = hook("to_toml")(self.to_dict(title))
-        return text
+    def _keys(self) -> dict[str, Any]:
+        return {"factorization": self.routine, **self.options}
 
     def facts(self) -> dict[str, object]:
         """Return by name what must be the same on every rank. Local."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-    def traffic(
-        self,
-        algorithm: str = "auto",
-        *,
-        nranks: int | None = None,
-        ranks_per_node: int | None = None,
-        memory_bytes: int | None = None,
-        cores: int | None = None,
-    ) -> Traffic:
-        """Return what every CPU rank sends, receives, computes and needs, without ranks. Local.
-
-        The counts come from the code that runs, on arrays without values. A and its factors have separate arrays.
-
-        Args:
-            algorithm: a name for ``algo``.
-            nranks, ranks_per_node, memory_bytes: as for products.
-            cores: cores of a node: so many of its ranks factor; by default all.
-
-        Raises:
-            ArgumentError: the problem or an argument makes no sense.
-            UnsupportedError: there is no such algorithm, or what it does depends on the values of the matrix.
-        """
-        found: Traffic = hook("traffic")(
-            self,
-            algorithm,
-            nranks=nranks,
-            ranks_per_node=ranks_per_node,
-            memory_bytes=memory_bytes,
-            cores=cores,
-        )
-        return found
 
     def __str__(self) -> str:
         rows, cols = self.a.shape

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from ..dtypes import DTYPES, is_float8
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of
 from .pieces import Trapezoid
@@ -163,15 +163,8 @@ class Level3Problem(Problem):
     def __repr__(self) -> str:
         return f"Level3Problem({self})"
 
-    def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the problem.
-        """
-        options = {name: getattr(self, name) for name in self.traits.options}
-        operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
-        return {"title": title or str(self), "routine": self.routine, **options, **operands}
+    def _keys(self) -> dict[str, Any]:
+        return {"routine": self.routine, **{name: getattr(self, name) for name in self.traits.options}}
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal; empty when it is. Local.
@@ -230,16 +223,6 @@ class Level3Problem(Problem):
                 f"op_a: {self.routine} of complex matrices has {legal[0]!r} and {legal[1]!r}, got {self.op_a!r}: "
                 f"that is {self.traits.twin}'s"
             )
-
-    def validate(self, result: str = "d") -> None:
-        """Raise LayoutError naming every fault at once, or return None. Local.
-
-        Args:
-            result: the name of D in messages: the caller's argument that gives its layout.
-        """
-        found = self.faults(result)
-        if found:
-            raise LayoutError(faults_text(f"this {self.routine}", found))
 
     def column_major(self) -> ColumnMajorLevel3:
         """Return the same routine on the same memory with F-ordered matrices only. Local.

@@ -145,12 +145,7 @@ class ParallelProblem(Problem):
 
     # -- from and to tables
 
-    def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the product.
-        """
+    def _keys(self) -> dict[str, Any]:
         shares = {name: list(getattr(self, name)) for name in _SHARES}
         kinds = {
             name: x.name
@@ -163,10 +158,7 @@ class ParallelProblem(Problem):
             if getattr(self, name) != _DEFAULTS[name]
         }
         apart = {name: list(each) for name, each in self.row_bytes}
-        return {
-            "title": title or str(self), "form": self.form, **shares, **kinds, **options,
-            **({"row_bytes": apart} if apart else {}),
-        }  # fmt: skip
+        return {"form": self.form, **shares, **kinds, **options, **({"row_bytes": apart} if apart else {})}
 
     def default_rows(self) -> tuple[int, ...]:
         """Return how many rows of the result the ranks have, by the rule for who holds what. Local."""
@@ -183,7 +175,7 @@ class ParallelProblem(Problem):
         made = replace(self, tokens=(first * inner,) * self.size, inner=inner)
         return replace(made, rows=made.default_rows())
 
-    def faults(self) -> list[str]:
+    def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""
         return [*self._uneven()] or [*self._inconsistent()]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, is_float8, result_dtype
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, integer, one_of
 from .schemes import SCHEMES, Op, Scheme, scheme_faults, scheme_operands, scheme_ops
@@ -315,15 +315,9 @@ class MatmulProblem(Problem):
         c = None if p.c is None else replace(p.d, dtype=p.c.dtype) if copy_c else p.c
         return ColumnMajorProduct(a, b, p.d, c, op_a, op_b, swapped, conj_a, conj_b, copy_c)
 
-    def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the product.
-        """
-        operands = {name: x.to_dict() for name in "abdc" if (x := getattr(self, name)) is not None}
+    def _keys(self) -> dict[str, Any]:
         scheme = {} if self.scheme == "gemm" else {"scheme": self.scheme}
-        return {"title": title or str(self), **scheme, "ops": self.op_a + self.op_b, **operands}
+        return {**scheme, "ops": self.op_a + self.op_b}
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal, each with a remedy; empty if it is legal. Local.
@@ -337,21 +331,6 @@ class MatmulProblem(Problem):
         elif not found:  # a scheme's layouts follow from the sizes
             found += _scheme(self, result)
         return [*found, *_types(self, result), *_alignment(self, result), *_c_like_d(self, result)]
-
-    def validate(self, result: str = "d") -> None:
-        """Raise LayoutError naming every fault at once, or return None. Local.
-
-        The rules are cuBLASMp's. ``pblasmp.matmul`` asks less of scheme "gemm": sizes and types must fit, but its own
-        algorithms multiply matrices in any layouts.
-
-        Args:
-            result: the name of D in messages: the caller's argument that gives its layout.
-
-        Source: cublasmp.h of 0.10.0 and docs/layouts.md.
-        """
-        found = self.faults(result)
-        if found:
-            raise LayoutError(faults_text("this product", found))
 
 
 def _block_sizes(block: int | Sequence[int]) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError
+from ..errors import LayoutError, faults_text
 from ..lazy import hook
 
 if TYPE_CHECKING:
@@ -162,12 +162,40 @@ class Problem(Value):
 
     __slots__ = ()
 
+    @property
+    def what(self) -> str:
+        """What it is called in messages: a product, or the routine's name. Local."""
+        return getattr(self, "routine", "product")
+
+    def faults(self, result: str = "d") -> list[str]:
+        """Return every reason why the problem is not legal, each with a remedy; empty if it is legal. Local.
+
+        Args:
+            result: the name of D in messages: the caller's argument that gives its layout.
+        """
+        raise NotImplementedError
+
+    def validate(self, result: str = "d") -> None:
+        """Raise LayoutError naming every fault at once, or return None. Local.
+
+        Args:
+            result: the name of D in messages: the caller's argument that gives its layout.
+        """
+        found = self.faults(result)
+        if found:
+            raise LayoutError(faults_text(f"this {self.what}", found))
+
     def to_dict(self, title: str = "") -> dict[str, Any]:
         """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
 
         Args:
             title: of the file; by default ``str`` of the problem.
         """
+        operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name, None)) is not None}
+        return {"title": title or str(self), **self._keys(), **operands}
+
+    def _keys(self) -> dict[str, Any]:
+        """Return what a table of it has besides a title and matrices."""
         raise NotImplementedError
 
     def to_toml(self, title: str = "") -> str:
@@ -188,10 +216,12 @@ class Problem(Value):
         nranks: int | None = None,
         ranks_per_node: int | None = None,
         memory_bytes: int | None = None,
+        cores: int | None = None,
     ) -> Traffic:
         """Return what every CPU rank sends, receives, computes and needs, without ranks. Local.
 
-        The counts come from the code that runs: an algorithm prepares and runs on arrays without values.
+        The counts come from the code that runs: an algorithm prepares and runs on arrays without values. The matrix of
+        a factorization and its factors have separate arrays.
 
         Args:
             algorithm: a name for ``algo``; "auto" takes the one that is the fastest by rule.
@@ -199,6 +229,7 @@ class Problem(Value):
             nranks: number of ranks; by default as many as the layouts need.
             ranks_per_node: consecutive ranks that share a node; by default all are on one.
             memory_bytes: free memory of a node, which "auto" looks at; by default enough.
+            cores: of a node, which is how many of its ranks factor a matrix; by default all do.
 
         Returns:
             Arrays over the ranks, such as ``sent_bytes``, ``received_bytes``, ``messages``, ``flops`` and
@@ -206,10 +237,11 @@ class Problem(Value):
 
         Raises:
             ArgumentError: the problem is not legal, or an argument makes no sense.
-            UnsupportedError: there is no such algorithm, or it cannot compute the problem.
+            UnsupportedError: there is no such algorithm, it cannot compute the problem, or what it does depends on the
+                values of the matrix.
         """
         found: Traffic = hook("traffic")(
             self, algorithm, alpha=alpha, beta=beta, nranks=nranks, ranks_per_node=ranks_per_node,
-            memory_bytes=memory_bytes,
+            memory_bytes=memory_bytes, cores=cores,
         )  # fmt: skip
         return found

@@ -11,7 +11,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -33,24 +33,13 @@ from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
 from ..layout.schemes import Form
-from .schema import (
-    GridTable,
-    Table,
-    factor_faults,
-    parallel_faults,
-    problem_faults,
-    routine_faults,
-    table_faults,
-)
-from .tables import Window, product_operands, routine_operands
+from .schema import GridTable, Table, kind_of, problem_faults, table_faults
+from .tables import Window, operands_in
 
 __all__ = [
     "MOST_BYTES",
-    "FactorFile",
     "Layer",
-    "ParallelFile",
     "ProblemFile",
-    "RoutineFile",
     "check",
     "excess",
     "find",
@@ -71,77 +60,39 @@ with required("descriptor files", "cli"):
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
 
+AnyProblem: TypeAlias = MatmulProblem | Level3Problem | FactorProblem | ParallelProblem
+
+
 @dataclass(frozen=True, slots=True)
-class _ProblemFields:
-    """The fields that files of products, of routines and of factorizations share."""
+class ProblemFile:
+    """A problem as a descriptor file has it. Local.
+
+    Attributes:
+        path: the file that was read.
+        title, description: what it shows.
+        problem: a product, a routine, a factorization or a tensor-parallel product; an operand with a window is the
+            sub-matrix.
+        parents: by operand ("a", "b", "c", "d"), the whole matrix; without a window, the operand itself. A
+            tensor-parallel product has none.
+        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
+        alpha, beta: the scalars of a product, ``D = alpha op(A) op(B) + beta C``; complex only for complex matrices.
+    """
 
     path: Path
     title: str
     description: str
-    problem: MatmulProblem | Level3Problem | FactorProblem
+    problem: Any
     parents: Mapping[str, MatrixDescriptor]
     windows: Mapping[str, Window]
+    alpha: complex = 1
+    beta: complex = 0
 
     @property
     def nranks(self) -> int:
-        """Number of ranks that the grids need."""
+        """Number of ranks that it is for, or that its grids need."""
+        if isinstance(self.problem, ParallelProblem):
+            return self.problem.size
         return max(parent.grid.size for parent in self.parents.values())
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemFile(_ProblemFields):
-    """A matrix product as a descriptor file has it. Local.
-
-    Attributes:
-        path: the file that was read.
-        title, description: what it shows.
-        problem: the product; an operand with a window is the sub-matrix.
-        parents: by operand ("a", "b", "d" and maybe "c"), the whole matrix; without a window, the operand itself.
-        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
-        alpha, beta: the scalars of ``D = alpha op(A) op(B) + beta C``; complex only for complex matrices.
-    """
-
-    problem: MatmulProblem
-    alpha: complex
-    beta: complex
-
-
-@dataclass(frozen=True, slots=True)
-class RoutineFile(_ProblemFields):
-    """A level-3 routine as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
-
-    problem: Level3Problem
-
-
-@dataclass(frozen=True, slots=True)
-class FactorFile(_ProblemFields):
-    """A factorization as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
-
-    problem: FactorProblem
-
-
-AnyFile: TypeAlias = "ProblemFile | RoutineFile | FactorFile | ParallelFile"
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelFile:
-    """A tensor-parallel product as a descriptor file has it. Local.
-
-    Attributes:
-        path: the file that was read.
-        title, description: what it shows.
-        problem: the product.
-    """
-
-    path: Path
-    title: str
-    description: str
-    problem: ParallelProblem
-
-    @property
-    def nranks(self) -> int:
-        """Number of ranks that it is for."""
-        return self.problem.size
 
 
 def root() -> Path:
@@ -171,7 +122,7 @@ def find(kind: str) -> list[Path]:
     return sorted((root() / kind).glob("*.toml"))
 
 
-def load_problem(file: Source) -> MatmulProblem | Level3Problem | FactorProblem | ParallelProblem:
+def load_problem(file: Source) -> AnyProblem:
     """Return the problem written in a descriptor file: one that ``to_toml`` or you have written. Local.
 
     Whether a product of matrices, a level-3 routine or a factorization is legal is a separate question: call its
@@ -190,7 +141,8 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem | FactorProblem 
     See Also:
         MatmulProblem.gemm, to make one of sizes.
     """
-    return load_any_file(file).problem
+    problem: AnyProblem = load_any_file(file).problem
+    return problem
 
 
 def load_problem_file(file: Source) -> ProblemFile:
@@ -202,10 +154,10 @@ def load_problem_file(file: Source) -> ProblemFile:
     Raises:
         LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
     """
-    return _problem_file(*_read(file))
+    return _problem_file(*_read(file), products=True)
 
 
-def load_any_file(file: Source) -> AnyFile:
+def load_any_file(file: Source) -> ProblemFile:
     """Return the problem written in a descriptor file, with its title. Local.
 
     Args:
@@ -214,38 +166,7 @@ def load_any_file(file: Source) -> AnyFile:
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    return _any_file(*_read(file))
-
-
-def _any_file(path: Path, data: Table, faults: list[str]) -> AnyFile:
-    if "form" in data and not faults:
-        return _parallel_file(path, data)
-    if faults or not {"routine", "factorization"} & data.keys():
-        return _problem_file(path, data, faults)
-    faults = routine_faults(data) if "routine" in data else factor_faults(data)
-    if faults:
-        raise file_error(path, faults)
-    made = routine_operands(data)
-    if made.faults:
-        raise file_error(path, made.faults)
-    about = path, data["title"], data.get("description", "").strip()
-    try:
-        if "routine" in data:
-            return RoutineFile(*about, Level3Problem.from_dict(data), made.parents, made.windows)
-        return FactorFile(*about, FactorProblem.from_dict(data), made.parents, made.windows)
-    except ArgumentError as error:
-        raise file_error(path, [str(error)]) from None
-
-
-def _parallel_file(path: Path, data: Table) -> ParallelFile:
-    faults = parallel_faults(data)
-    if faults:
-        raise file_error(path, faults)
-    try:
-        problem = ParallelProblem.from_dict(data)
-    except ArgumentError as error:
-        raise LayoutError(f"{path}: {error}") from None
-    return ParallelFile(path, data["title"], data.get("description", "").strip(), problem)
+    return _problem_file(*_read(file))
 
 
 def load_grid(file: Source) -> Grid:
@@ -263,34 +184,16 @@ def load_grid(file: Source) -> Grid:
 
 def check(file: Source) -> list[str]:
     """Return everything that is wrong with a problem or grid file; empty if nothing is. Local."""
-    path, data, faults = _read(file)
+    _, data, faults = _read(file)
     if faults:
         return faults
     if "nprow" in data or "npcol" in data:
         return table_faults(data, GridTable)
-    if "routine" in data:
-        faults = routine_faults(data)
-        return faults or _faults_of(lambda: Level3Problem.from_dict(data).faults())
-    if "factorization" in data:
-        return factor_faults(data) or _faults_of(lambda: FactorProblem.from_dict(data).faults())
-    if "form" in data:
-        return parallel_faults(data) or _faults_of(lambda: _no_faults(ParallelProblem.from_dict(data)))
-    found = _product(path, data)
-    return found if isinstance(found, list) else found.problem.faults()
-
-
-def _no_faults(_problem: ParallelProblem) -> list[str]:
-    """Return no faults: a tensor-parallel product that can be made is legal."""
-    return []
-
-
-def _faults_of(find: Callable[[], list[str]]) -> list[str]:
-    """Return the result of ``find``, or the faults that it raises."""
-    try:
-        return find()
-    except ArgumentError as error:
-        first, *others = str(error).split("\n  - ")
-        return [re.sub(r"^this [\w-]+( has \d+ faults)?: ", "", first), *others]
+    kind = kind_of(data)
+    if faults := problem_faults(data, kind):
+        return faults
+    made = operands_in(kind, data)
+    return made.faults or made.problem.faults()
 
 
 def path_of(file: str | PathLike[str], kind: str) -> Path:
@@ -364,34 +267,19 @@ def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]
     return Path(name if isinstance(name, str) else f"<{type(file).__name__}>"), *read_toml(file)
 
 
-def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
-    found = faults or _product(path, data)
-    if isinstance(found, list):
-        raise file_error(path, found)
-    return found
-
-
-def _product(path: Path, data: Table) -> ProblemFile | list[str]:
-    """Return the product in a file, or every fault of its structure, or every fault of its values."""
-    for key in ("routine", "factorization", "form"):
-        if key in data:
-            given = short_repr(data[key])
-            return [f"{key}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
-    faults = problem_faults(data)
-    if faults:
-        return faults
-    made, options = product_operands(data)
+def _problem_file(path: Path, data: Table, faults: list[str], *, products: bool = False) -> ProblemFile:
+    """Return the problem in a file, which may have to be a product of matrices, or raise all its faults."""
+    kind = kind_of(data)
+    if kind and products and not faults:
+        given = short_repr(data[kind])
+        faults = [f"{kind}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
+    if faults := faults or problem_faults(data, kind):
+        raise file_error(path, faults)
+    made = operands_in(kind, data)
     if made.faults:
-        return made.faults
-    return ProblemFile(
-        path,
-        data["title"],
-        data.get("description", "").strip(),
-        MatmulProblem(**{**made.operands, **options}),
-        made.parents,
-        made.windows,
-        **made.scalars,
-    )
+        raise file_error(path, made.faults)
+    title, description = data["title"], data.get("description", "").strip()
+    return ProblemFile(path, title, description, made.problem, made.parents, made.windows, **made.scalars)
 
 
 def to_toml(data: Mapping[str, Any]) -> str:

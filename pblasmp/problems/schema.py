@@ -23,7 +23,7 @@ from ..layout.schemes import FORMS, SCHEMES
 
 with required("descriptor files", "cli"):
     from pydantic import Field, Strict, TypeAdapter, ValidationError
-    from typing_extensions import TypedDict, get_type_hints
+    from typing_extensions import Required, TypedDict, get_type_hints
 
 Table = dict[str, Any]
 
@@ -73,14 +73,11 @@ Flag = Annotated[bool, Strict(), Field(description="true or false")]
 Arrays = Annotated[str, Strict(), Field(pattern="^(x|w|xw)$", description='"x", "w" or "xw"')]
 
 
-class _GridSize(TypedDict):
-    nprow: Count
-    npcol: Count
-
-
-class GridTable(_GridSize, total=False):
+class GridTable(TypedDict, total=False):
     """A process grid: a file of grids/, or the table in a problem."""
 
+    nprow: Required[Count]
+    npcol: Required[Count]
     order: Annotated[Literal["row", "col"], Field(description='"row" or "col"')]
     description: Text
 
@@ -170,15 +167,12 @@ class ProblemTable(_Titled, total=False):
     raises: Raises
 
 
-class _RoutineFields(_Titled):
-    routine: Annotated[str, Strict(), _names(ROUTINES)]
-    a: OperandTable
-    d: OperandTable
-
-
-class RoutineTable(_RoutineFields, total=False):
+class RoutineTable(_Titled, total=False):
     """A level-3 routine other than GEMM. README.md explains the format."""
 
+    routine: Required[Annotated[str, Strict(), _names(ROUTINES)]]
+    a: Required[OperandTable]
+    d: Required[OperandTable]
     description: Text
     side: Side
     uplo: Uplo
@@ -193,14 +187,11 @@ class RoutineTable(_RoutineFields, total=False):
     c: OperandTable
 
 
-class _FactorFields(_Titled):
-    factorization: Annotated[str, Strict(), _names(get_args(FactorRoutine))]
-    a: OperandTable
-
-
-class FactorTable(_FactorFields, total=False):
+class FactorTable(_Titled, total=False):
     """A factorization, or what is solved with one. README.md explains the format."""
 
+    factorization: Required[Annotated[str, Strict(), _names(get_args(FactorRoutine))]]
+    a: Required[OperandTable]
     description: Text
     op: Op
     factored: Annotated[Flag, Field(title="A has its factors already")]
@@ -218,16 +209,13 @@ class FactorTable(_FactorFields, total=False):
     d: Annotated[OperandTable, Field(title="the solution, the inverse, or the vectors")]
 
 
-class _Parallel(_Titled):
-    form: Annotated[str, Strict(), _names(FORMS)]
-    tokens: Annotated[Shares, Field(title="rows of X on each rank")]
-    inputs: Annotated[Shares, Field(title="columns of X on each rank")]
-    outputs: Annotated[Shares, Field(title="outputs of each rank's weights")]
-
-
-class ParallelTable(_Parallel, total=False):
+class ParallelTable(_Titled, total=False):
     """A tensor-parallel product. README.md explains the format."""
 
+    form: Required[Annotated[str, Strict(), _names(FORMS)]]
+    tokens: Required[Annotated[Shares, Field(title="rows of X on each rank")]]
+    inputs: Required[Annotated[Shares, Field(title="columns of X on each rank")]]
+    outputs: Required[Annotated[Shares, Field(title="outputs of each rank's weights")]]
     description: Text
     rows: Annotated[Shares, Field(title="rows of the result on each rank")]
     dtype: DType
@@ -266,7 +254,7 @@ def table_faults(
     """
     if not isinstance(data, dict):
         return [f"{prefix.rstrip('.') or 'data'}: expected a table, got {short_repr(data)}"]
-    keys, checkers = _keys(table)
+    keys, checkers, always = _keys(table)
     found = []
     for key, value in data.items():
         name = f"{prefix}{key if isinstance(key, str) else short_repr(key)}"
@@ -278,7 +266,7 @@ def table_faults(
             found += table_faults(value, inner, f"{name}.")
         elif not _holds(value, checkers[key]):
             found.append(f"{name}: expected {_expected(keys[key])}, got {short_repr(value)}")
-    required = [key for key in keys if key in table.__required_keys__ or key in needs]  # type: ignore[attr-defined]
+    required = [key for key in keys if key in always or key in needs]
     return found + [
         f"{prefix}{key}: missing, expected {_expected(keys[key])}"
         for key in required
@@ -287,10 +275,19 @@ def table_faults(
 
 
 @lru_cache
-def _keys(table: type) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]]]:
-    """Return the type and the checker of each key of a table."""
+def _keys(table: type) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]], list[str]]:
+    """Return the type and the checker of each key of a table, and the keys that it requires."""
     kinds = get_type_hints(table, include_extras=True)
-    return kinds, {key: TypeAdapter(kind) for key, kind in kinds.items()}
+    always: set[str] = set(table.__required_keys__)  # type: ignore[attr-defined]
+    for key, kind in kinds.items():
+        if getattr(kind, "__origin__", None) is Required:  # unseen while annotations are texts
+            always.add(key)
+            kinds[key] = get_args(kind)[0]
+    return (
+        kinds,
+        {key: TypeAdapter(kind) for key, kind in kinds.items()},
+        [key for key in kinds if key in always],
+    )
 
 
 def _holds(value: object, checker: TypeAdapter[Any]) -> bool:
@@ -425,48 +422,31 @@ def is_complete(table: Table) -> bool:
     return all(key in table for key in _COMPLETE)
 
 
-def problem_faults(data: object, *, titled: bool = True) -> list[str]:
-    """Return what keeps ``data`` from being a matrix product, whatever its values are. Local.
+KINDS: dict[str, tuple[type, Sequence[Rule]]] = {
+    "routine": (RoutineTable, _ROUTINE),
+    "factorization": (FactorTable, _ROUTINE),
+    "form": (ParallelTable, ()),
+    "": (ProblemTable, _PRODUCT),
+}
+"""The table of each kind of problem, and its rules, by the key that says which one it is. Products have none."""
+
+
+def kind_of(data: Table) -> str:
+    """Return which of ``KINDS`` a table is meant to be. Local."""
+    return next((kind for kind in KINDS if kind in data), "")
+
+
+def problem_faults(data: object, kind: str = "", *, titled: bool = True) -> list[str]:
+    """Return what keeps ``data`` from being a problem, whatever its values are. Local.
+
+    They are the faults of its keys, or else how these contradict each other.
 
     Args:
         data: what a file holds.
+        kind: one of ``KINDS``.
         titled: it must have a title.
     """
-    return _faults(data, ProblemTable, _PRODUCT, titled=titled)
-
-
-def routine_faults(data: object, *, titled: bool = True) -> list[str]:
-    """Return what keeps ``data`` from being a level-3 routine, whatever its values are. Local.
-
-    Args:
-        data: what a file holds.
-        titled: it must have a title.
-    """
-    return _faults(data, RoutineTable, _ROUTINE, titled=titled)
-
-
-def factor_faults(data: object, *, titled: bool = True) -> list[str]:
-    """Return what keeps ``data`` from being a factorization, whatever its values are. Local.
-
-    Args:
-        data: what a file holds.
-        titled: it must have a title.
-    """
-    return _faults(data, FactorTable, _ROUTINE, titled=titled)
-
-
-def parallel_faults(data: object, *, titled: bool = True) -> list[str]:
-    """Return what keeps ``data`` from being a tensor-parallel product, whatever its values are. Local.
-
-    Args:
-        data: what a file holds.
-        titled: it must have a title.
-    """
-    return _faults(data, ParallelTable, (), titled=titled)
-
-
-def _faults(data: object, table: type, rules: Sequence[Rule], *, titled: bool) -> list[str]:
-    """Return the faults of the keys of a table, or else how they contradict each other."""
+    table, rules = KINDS[kind]
     found = table_faults(data, table, without=() if titled else ("title",))
     if found:
         return found
@@ -479,15 +459,9 @@ def _faults(data: object, table: type, rules: Sequence[Rule], *, titled: bool) -
 
 def json_schemas() -> dict[str, str]:
     """Return the text of each JSON schema by the name of its file. Local."""
-    return {
-        f"{name}.schema.json": json_schema(f"{name}.schema.json", table, rules)
-        for name, table, rules in (
-            ("problem", ProblemTable, _PRODUCT),
-            ("routine", RoutineTable, _ROUTINE),
-            ("factorization", FactorTable, _ROUTINE),
-            ("parallel", ParallelTable, ()),
-        )
-    }
+    names = {"": "problem", "form": "parallel"}
+    files = {f"{names.get(kind, kind)}.schema.json": of for kind, of in KINDS.items()}
+    return {name: json_schema(name, *of) for name, of in files.items()}
 
 
 def json_schema(name: str, table: type, rules: Sequence[Rule] = ()) -> str:

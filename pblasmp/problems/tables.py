@@ -7,7 +7,6 @@ descriptors?). Whether the problem is legal is a separate question.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,17 +19,7 @@ from ..layout.level3_problem import Level3Problem
 from ..layout.parallel import ParallelProblem
 from ..layout.problem import MatmulProblem
 from ..layout.schemes import Op, Scheme, scheme_operands, scheme_ops
-from .schema import (
-    OperandTable,
-    Table,
-    factor_faults,
-    is_complete,
-    parallel_faults,
-    problem_faults,
-    raise_faults,
-    routine_faults,
-    table_faults,
-)
+from .schema import OperandTable, Table, is_complete, problem_faults, raise_faults, table_faults
 
 Window = tuple[slice, slice]
 
@@ -47,6 +36,7 @@ class TableOperands:
         windows: by operand, the part of it that is used.
         operands: by operand, that part.
         scalars: "alpha" and "beta", of a product.
+        problem: the problem of these operands; None if there are faults.
         faults: what keeps the values from making descriptors.
     """
 
@@ -55,6 +45,7 @@ class TableOperands:
     windows: dict[str, Window] = field(default_factory=dict)
     operands: dict[str, MatrixDescriptor] = field(default_factory=dict)
     scalars: dict[str, complex] = field(default_factory=dict)
+    problem: Any = None
     faults: list[str] = field(default_factory=list)
 
     def put(self, name: str, shared: Table, like: str = "") -> None:
@@ -84,113 +75,107 @@ class TableOperands:
             self.faults.append(str(error))
 
 
-def product_operands(data: Table) -> tuple[TableOperands, dict[str, Any]]:
-    """Return the matrices of a product's table, or their faults, and its options. Local."""
-    scheme: Scheme = data.get("scheme", "gemm")
-    op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else scheme_ops(data.get("order", "C")[-1]))
-    made = TableOperands(data)
+CLASSES: dict[str, type] = {
+    "routine": Level3Problem,
+    "factorization": FactorProblem,
+    "form": ParallelProblem,
+    "": MatmulProblem,
+}
+"""The problems by the ``KINDS`` of their tables."""
+
+_OPTIONS = {
+    "routine": ("side", "uplo", "op_a", "diag"),
+    "factorization": ("op", "factored", "inverse", "unit", "conjugate", "subset"),
+}
+
+
+def operands_in(kind: str, data: Table, of: type | None = None) -> TableOperands:
+    """Return the matrices and the problem in a table with a correct structure, or their faults. Local.
+
+    Args:
+        kind: of the table, one of ``KINDS``.
+        data: the table.
+        of: the problem's class, if it is derived from that of the kind.
+    """
+    made, cls = TableOperands(data), of or CLASSES[kind]
     try:
-        if scheme == "gemm" or "m" not in data:
-            _any_layout(made, op_a, op_b)
-        else:
-            _scheme_layout(made, scheme, op_a, op_b)
-        if not made.faults and "c" in data:
-            d = made.parents["d"]
-            kept = ("dtype", "order") if is_complete(data["c"]) else d.__slots__
-            made.put("c", {name: getattr(d, name) for name in kept}, like="d")
+        if kind == "form":
+            made.problem = _parallel(cls, data)
+            made.faults += made.problem.faults()
+            return made
+        options = _routine_operands(made, kind) if kind else _product_operands(made)
         if not made.faults:
-            made.put_scalar("alpha", 1)
-            made.put_scalar("beta", 0)
+            made.problem = cls(**made.operands, **options)
     except ArgumentError as error:
         made.faults.append(str(error))
-    return made, {"op_a": op_a, "op_b": op_b, "scheme": scheme}
-
-
-def routine_operands(data: Table) -> TableOperands:
-    """Return the matrices of a level-3 routine's or a factorization's table, or their faults. Local."""
-    made = TableOperands(data)
-    shared: Table = {key: data[key] for key in ("grid", "block", "source", "dtype", "order") if key in data}
-    try:
-        if "grid" in shared:
-            shared["grid"] = as_grid(shared["grid"])
-    except ArgumentError as error:
-        made.faults.append(str(error))
-        return made
-    for name in "abcd":
-        if name in data:
-            made.put(name, shared)
     return made
 
 
-def made_from(kind: type, data: object) -> Any:
+def _product_operands(made: TableOperands) -> dict[str, Any]:
+    """Make the matrices of a product, and return its options."""
+    data = made.data
+    scheme: Scheme = data.get("scheme", "gemm")
+    op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else scheme_ops(data.get("order", "C")[-1]))
+    if scheme == "gemm" or "m" not in data:
+        _any_layout(made, op_a, op_b)
+    else:
+        _scheme_layout(made, scheme, op_a, op_b)
+    if not made.faults and "c" in data:
+        d = made.parents["d"]
+        kept = ("dtype", "order") if is_complete(data["c"]) else d.__slots__
+        made.put("c", {name: getattr(d, name) for name in kept}, like="d")
+    if not made.faults:
+        made.put_scalar("alpha", 1)
+        made.put_scalar("beta", 0)
+    return {"op_a": op_a, "op_b": op_b, "scheme": scheme}
+
+
+def _routine_operands(made: TableOperands, kind: str) -> dict[str, Any]:
+    """Make the matrices of a level-3 routine or a factorization, and return which it is, and its options."""
+    data = made.data
+    shared: Table = {key: data[key] for key in ("grid", "block", "source", "dtype", "order") if key in data}
+    if "grid" in shared:
+        shared["grid"] = as_grid(shared["grid"])
+    for name in "abcd":
+        if name in data:
+            made.put(name, shared)
+    given = {name: data[name] for name in _OPTIONS[kind] if name in data}
+    return {
+        "routine": data[kind],
+        **{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()},
+    }
+
+
+def made_from(cls: type, data: object) -> Any:
     """Return the descriptor or problem of this class in a table of plain values. Local.
 
     Raises:
         LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
     """
-    make = next(make for known, make in _MAKERS.items() if issubclass(kind, known))
-    return make(kind, data)
+    if issubclass(cls, MatrixDescriptor):
+        raise_faults("descriptor", table_faults(data, OperandTable, needs=("shape", "block", "grid")))
+        values = dict(cast(Table, data))
+        window = values.pop("window", None)
+        whole = cls(**values)
+        return whole if window is None else whole[window_of(whole.shape, window)]
+    kind = next(kind for kind, known in CLASSES.items() if issubclass(cls, known))
+    what = "product" if kind in ("", "form") else "problem"
+    raise_faults(what, problem_faults(data, kind, titled=False))
+    made = operands_in(kind, cast(Table, data), cls)
+    raise_faults(what, made.faults)
+    return made.problem
 
 
-def _descriptor(kind: type, data: object) -> Any:
-    raise_faults("descriptor", table_faults(data, OperandTable, needs=("shape", "block", "grid")))
-    values = dict(cast(Table, data))
-    window = values.pop("window", None)
-    whole = kind(**values)
-    return whole if window is None else whole[window_of(whole.shape, window)]
-
-
-def _product(kind: type, data: object) -> Any:
-    raise_faults("product", problem_faults(data, titled=False))
-    made, options = product_operands(cast(Table, data))
-    raise_faults("product", made.faults)
-    return kind(**made.operands, **options)
-
-
-def _routine(kind: type, data: object) -> Any:
-    raise_faults("problem", routine_faults(data, titled=False))
-    table = cast(Table, data)
-    made = routine_operands(table)
-    raise_faults("problem", made.faults)
-    options = {name: table[name] for name in ("side", "uplo", "op_a", "diag") if name in table}
-    return kind(table["routine"], **made.operands, **options)
-
-
-def _factorization(kind: type, data: object) -> Any:
-    raise_faults("problem", factor_faults(data, titled=False))
-    table = cast(Table, data)
-    made = routine_operands(table)
-    raise_faults("problem", made.faults)
-    known = ("op", "factored", "inverse", "unit", "conjugate", "subset")
-    options = {name: tuple(x) if isinstance(x := table[name], list) else x for name in known if name in table}
-    return kind(table["factorization"], **made.operands, **options)
-
-
-def _parallel(kind: type, data: object) -> Any:
-    raise_faults("product", parallel_faults(data, titled=False))
-    values = {
-        name: value for name, value in cast(Table, data).items() if name not in ("title", "description")
-    }
+def _parallel(cls: type, data: Table) -> Any:
+    values = {name: value for name, value in data.items() if name not in ("title", "description")}
     for name in ("tokens", "inputs", "outputs", "rows"):
         values[name] = tuple(values.get(name, ()))
     values["row_bytes"] = tuple((name, tuple(each)) for name, each in values.get("row_bytes", {}).items())
     dtype = as_dtype(values.get("dtype", "float64"))
     types = {"dtype": dtype, "w_dtype": dtype, "out_dtype": result_dtype(dtype)}
     types |= {name: as_dtype(value) for name, value in values.items() if name.endswith("dtype")}
-    found = kind(**{**values, **types})
-    if not found.rows:
-        found = replace(found, rows=found.default_rows())
-    raise_faults("product", found.faults())
-    return found
-
-
-_MAKERS: dict[type, Callable[[type, object], Any]] = {
-    MatrixDescriptor: _descriptor,
-    MatmulProblem: _product,
-    Level3Problem: _routine,
-    FactorProblem: _factorization,
-    ParallelProblem: _parallel,
-}
+    found = cls(**{**values, **types})
+    return found if found.rows else replace(found, rows=found.default_rows())
 
 
 def _any_layout(made: TableOperands, op_a: Op, op_b: Op) -> None:

@@ -27,7 +27,7 @@ from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import on_ranks
 from pblasmp.cli.run import print_run, run_factorization
 from pblasmp.launch import find_launcher
-from pblasmp.problems.files import FactorFile, load_any_file
+from pblasmp.problems.files import ProblemFile, load_any_file
 from tests.helpers.command_line import kept_ranks, run_here
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.slow import only_long
@@ -449,7 +449,7 @@ def factorizations(comm, directory):
             comm.Barrier()
         refused = of("lu", matrix(9, 9), column, d=column, factored=True)
         with pytest.raises(pb.LayoutError, match="no function computes this from A and B alone"):
-            run_factorization(ctx, FactorFile(path, "", "", refused, {}, {}), "auto", mock.Mock())
+            run_factorization(ctx, ProblemFile(path, "", "", refused, {}, {}), "auto", mock.Mock())
 
 
 def test_run_checks_factorizations(pblasmp, tmp_path, capsys):
