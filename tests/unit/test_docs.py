@@ -456,7 +456,7 @@ def test_plain_words():
     texts = {
         path: re.sub(r"\s+", " ", path.read_text())
         for path in files
-        if path.suffix in (".c", ".cu", ".h", ".md", ".py", ".toml")
+        if path.suffix in (".c", ".cu", ".cuh", ".h", ".md", ".py", ".toml")
     }
     assert len(texts) > 400
     assert {path: words for path, text in texts.items() if (words := ODD.findall(text))} == {}

@@ -27,6 +27,21 @@ _ALIGNED = 64  # bytes, of the first argument: descriptors of TMA begin at a mul
 Grid = tuple[int, int]
 
 
+@cache
+def cuda(name: str) -> str:
+    """Return the text of a file of CUDA of this folder, and of those that it includes, each once. Local."""
+    seen = set()
+
+    def text(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        read = Path(__file__).with_name(name).read_text()
+        return re.sub(r'^#include "(.*)"\n', lambda found: text(found[1]), read, flags=re.MULTILINE)
+
+    return text(name)
+
+
 class CompiledKernels:
     """Kernels, compiled for the current GPU when they are needed. Local.
 

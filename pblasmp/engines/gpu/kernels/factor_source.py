@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from .source import COMPLEX
+from .compiler import cuda
 
 COMMON = (
-    COMPLEX
+    cuda("complex.cuh")
     + r"""
 typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
 __device__ __forceinline__ float re(float a) { return a; }

@@ -15,8 +15,7 @@ import numpy as np
 
 from ....dtypes import accumulation_dtype
 from ....errors import ArgumentError
-from .compiler import CompiledKernels, Launch
-from .source import ADD, MOVE, NUMBERS, SUM, SYNC, TRANSPOSE
+from .compiler import CompiledKernels, Launch, cuda
 from .views import Move, View
 
 _VECTOR_BYTES = 16
@@ -126,7 +125,7 @@ class Kernels(CompiledKernels):
             kinds: how many there are.
         """
         size = len(flags)
-        kernel = self._compiled(what, SYNC, f"{size}Qiiii", RANKS=size, WAITS=_WAITS)
+        kernel = self._compiled(what, cuda("sync.cu"), f"{size}Qiiii", RANKS=size, WAITS=_WAITS)
         return kernel.launch((1, 1), -(-size // 32) * 32, (*flags, size, rank, kind, kinds))
 
     def raise_flags(self, stream: Any, flags: Sequence[int]) -> None:
@@ -139,7 +138,7 @@ class Kernels(CompiledKernels):
 
     def _launch_on_flags(self, name: str, stream: Any, flags: Sequence[int]) -> None:
         """Queue a kernel of one warp for every so many flags. Local."""
-        kernel = self._compiled(name, SYNC, f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
+        kernel = self._compiled(name, cuda("sync.cu"), f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
             kernel(stream, (1, 1), _WAITS, (*some, *[0] * (_WAITS - len(some)), len(some)))
@@ -193,7 +192,7 @@ class Kernels(CompiledKernels):
         if out.dtype.itemsize == 1:
             macros["FLOAT8"] = 1
         parameters = f"{len(parts) or 1}QQ{len(outs)}QQQQQQQ{_letters(exact)}QiQQ"
-        kernel = self._compiled("add", NUMBERS + ADD, parameters, **macros)
+        kernel = self._compiled("add", cuda("add.cu"), parameters, **macros)
         grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
         kernel(stream, (grid, 1), _THREADS, (
             *([part.address for part in parts] or [0]), first.ld,
@@ -267,7 +266,7 @@ class Kernels(CompiledKernels):
             "MOVES": capacity,
             "FLIP": flip,
         }
-        kernel = self._compiled("move", MOVE, f"{many * capacity}Qi", **macros)
+        kernel = self._compiled("move", cuda("move.cu"), f"{many * capacity}Qi", **macros)
         addresses = [many * i + at for i in range(len(moves)) for at in (0, 1)]
         arguments = *words, *[0] * (many * (capacity - len(moves))), len(moves)
         return kernel.launch((grid, 1), _THREADS, arguments, addresses)
@@ -324,7 +323,7 @@ class Kernels(CompiledKernels):
             ]
             capacity, number = _capacity(len(some)), _letters(dtype)
             parameters = f"{5 * capacity}QQQQQQ{number}{number}6I6I"
-            kernel = self._compiled("sum", SUM, parameters, **macros, TILES=capacity)
+            kernel = self._compiled("sum", cuda("sum.cu"), parameters, **macros, TILES=capacity)
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
             words += [0] * (5 * (capacity - len(some)))
@@ -358,7 +357,9 @@ class Kernels(CompiledKernels):
         if not row_runs * rows * col_runs * cols:
             return
         flip = "flipped" if conjugate else ""
-        kernel = self._compiled("transpose", TRANSPOSE, "Q4QQ4QIIII", T=_WORDS[itemsize], FLIP=flip)
+        kernel = self._compiled(
+            "transpose", cuda("transpose.cu"), "Q4QQ4QIIII", T=_WORDS[itemsize], FLIP=flip
+        )
         tiles = -(-row_runs * rows // _TILE) * -(-col_runs * cols // _TILE)
         arguments = to, *there, of, *here, row_runs * rows, rows, col_runs * cols, cols
         kernel(stream, (min(8 * self.multiprocessors, tiles), 1), 8 * _TILE, arguments)
