@@ -310,7 +310,6 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
     found: tuple[Values, Matrix] | Values
     with ctx.running("eigh", checks=False):
         whole = whole_of(a, lower, hermitian=True)
-        found: tuple[Values, Matrix] | Values
         if not math.isfinite(b.norm("max", uplo=uplo)):
             whole *= math.nan
             found = _Eigh(a=whole, **how).run()
