@@ -21,6 +21,7 @@ from .matrix.distributed import DistributedMatrix
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
     from typing_extensions import Unpack
 
     from .matrix.io import Progress
@@ -248,7 +249,9 @@ class Context(Runtime[DistributedMatrix]):
         """
         return creation.from_local(self, local, descriptor)
 
-    def from_dlpack_shards(self, shard: Any, axis: int = 0) -> DistributedMatrix:
+    def from_dlpack_shards(
+        self, shard: Any, axis: int = 0, *, dtype: DTypeLike | None = None
+    ) -> DistributedMatrix:
         """Return a matrix whose rows, or columns, the ranks have in parts, without a copy. Collective over the context.
 
         Rank 0 has the first part. All have equally many rows but for the last ones, which may have fewer.
@@ -261,13 +264,15 @@ class Context(Runtime[DistributedMatrix]):
                 ``Shard(0)`` or ``Shard(1)`` on a mesh of the context's ranks. JAX's arrays are not to be written to:
                 on CPUs the matrix is read-only.
             axis: 0 if the ranks have rows, 1 if they have columns. Arrays that know it say it themselves.
+            dtype: the type of the elements, for 8-bit floats of libraries that have none, such as CuPy: then bytes are
+                such floats. Of other arrays it is only compared.
 
         Raises:
-            ArgumentError: the parts make no matrix, an array does not share its memory, or is split otherwise; raised
-                on every rank.
+            ArgumentError: the parts make no matrix, an array does not share its memory, is not of type ``dtype``,
+                or is split otherwise; raised on every rank.
             RankMismatchError: the parts have several types.
         """
-        return creation.from_shards(self, shard, axis)
+        return creation.from_shards(self, shard, axis, dtype)
 
     def from_scalapack(self, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
         """Return the matrix that a local array and its ScaLAPACK descriptor describe, without a copy.

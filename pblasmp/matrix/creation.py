@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Side
-from ..dtypes import DTYPES, FLOAT8, scalar
+from ..dtypes import DTYPES, FLOAT8, as_dtype, scalar
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, RankMismatchError, not_two, short_repr
 from ..layout import Grid, MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
@@ -365,15 +365,18 @@ def from_local(ctx: Runtime[Matrix], local: Any, descriptor: MatrixDescriptor) -
         return ctx.matrix(descriptor, array)
 
 
-def from_shards(ctx: Runtime[Matrix], array: Any, axis: int) -> Matrix:
+def from_shards(ctx: Runtime[Matrix], array: Any, axis: int, dtype: DTypeLike | None) -> Matrix:
     """Return a matrix over shards. Collective over the context; see ``Context.from_dlpack_shards``."""
     call = "from_dlpack_shards"
     with ctx.agreement(call) as facts:
         facts["axis"] = axis
         if not (is_integer(axis) and axis in (0, 1)):
             raise ArgumentError(f"axis: expected 0 or 1, got {short_repr(axis)}")
+        wanted = None if dtype is None else as_dtype(dtype)
         part, split, start = shard_of(array, ctx.rank, ctx.size)
-        local, dtype = as_typed(ctx.engine, part, "shard")
+        local, kind = as_typed(ctx.engine, part, "shard", wanted)
+        if wanted is not None and kind != wanted:
+            raise ArgumentError(f"shard: dtype is {kind.name}, expected {wanted.name}")
         if local.ndim != 2:
             raise ArgumentError(f"shard: {not_two(local.ndim)}")
         legal = [
@@ -384,8 +387,8 @@ def from_shards(ctx: Runtime[Matrix], array: Any, axis: int) -> Matrix:
         mine = local.shape, axis if split is None else split, start, legal if local.size else ["C", "F"]
     everyones = ctx.comm.allgather(mine)
     with ctx.agreement(f"{call}: layout") as facts:
-        facts["dtype"] = dtype.name
-        descriptor = _of_shards(everyones, dtype)
+        facts["dtype"] = kind.name
+        descriptor = _of_shards(everyones, kind)
     return from_local(ctx, part, descriptor)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -85,6 +86,10 @@ def faults(ctx):
         ),
     ):
         yield words[0], agreed_error(ctx, kind, words, shards, *args)
+    yield (
+        "expected",
+        agreed_error(ctx, pb.ArgumentError, ["float64, expected float32"], partial(shards, one, dtype="f4")),
+    )
     if ctx.size > 1:
         more = np.zeros((3, 3)) if last else one
         words = ["shard: the ranks have shapes (2, 3), ", "(3, 3): expected as many rows on every rank"]

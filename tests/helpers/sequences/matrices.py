@@ -674,9 +674,9 @@ def spectrum(s: Session, layout: Any, seed: int, n: int, how: str, uplo: str) ->
 @call(2, of=Draw.slot, to=Draw.slot, axis=Draw.of(0, 1))
 def shards(s: Session, of: int, to: int, axis: int) -> None:
     """To shards of rows or columns, as other libraries have them, and back."""
-    # on GPUs those of 8-bit floats are bytes, of which nothing says what they are
-    held = s.pick(of, lambda x: x.arithmetic or s.device.engine == "host")
-    back = s.ctx.from_dlpack_shards(held.matrix.to_dlpack_shard(axis), axis)
+    held = s.pick(of)
+    part = held.matrix.to_dlpack_shard(axis)  # on GPUs those of 8-bit floats are bytes
+    back = s.ctx.from_dlpack_shards(part, axis, dtype=held.matrix.dtype)
     s.keep(to, back.copy(), held.whole.copy())
 
 

@@ -174,6 +174,16 @@ def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
         assert x.local.data.ptr == values.ctypes.data
         whole = ctx.from_dlpack_shards(foreign)
         assert whole.local.data.ptr == whole.to_dlpack_shard(1).data.ptr == values.ctypes.data
+    stored = sys.modules["cupy"].zeros((6, 6), np.uint8)  # of 8-bit floats, of which CuPy has no type
+    narrow = ctx.from_dlpack_shards(stored, dtype="float8_e4m3fn")
+    assert narrow.dtype.name == "float8_e4m3fn"
+    again = ctx.from_dlpack_shards(narrow.to_dlpack_shard(), dtype=narrow.dtype)
+    assert again.dtype == narrow.dtype
+    assert again.local.data.ptr == stored.data.ptr
+    with pytest.raises(pb.ArgumentError, match=r"shard: .*uint8"):
+        ctx.from_dlpack_shards(stored)
+    with pytest.raises(pb.ArgumentError, match="shard: dtype is float64, expected float8_e5m2"):
+        ctx.from_dlpack_shards(exported, dtype="float8_e5m2")
     assert not lib.gpu.copies
     for wrong in (values, [[1.0]]):
         with pytest.raises(pb.ArgumentError, match=rf"{type(wrong).__name__} does not share GPU memory"):
