@@ -226,6 +226,15 @@ def unlike(comm):
             "agreed",
             agreed_error(ctx, pblas.ParameterError, ["(on rank 1)", "(b)"], pblas.pdlacpy, *given),
         )
+        x, copied = ctx.zeros((4, 4), block=2), ("A", 3, N, *a.at(1, 1), *b.at(1 + comm.rank, 1))
+        for name, call in {
+            "pdlacpy": lambda: pblas.pdlacpy(*copied),
+            "matrix[i, j]": lambda: x[0, 0] if comm.rank else x[-4],
+        }.items():  # legal on all, and local on the first process only: its next call tells
+            if comm.rank == 0:
+                call()
+            both = x.norm if comm.rank == 0 else call
+            yield name, agreed_error(ctx, pb.RankMismatchError, [name, "norm on rank 0"], both)
         given = ("F" if comm.rank else "M", M, N, *a.place, None)
         yield (
             "unlike norms",
