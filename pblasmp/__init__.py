@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .planning import tune as tune
     from .problems.files import load_problem as load_problem
     from .runtime.plans import Plan as Plan
-    from .runtime.report import Report as Report
+    from .runtime.plans import Report as Report
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
@@ -86,8 +86,7 @@ _NAMES = {
     "matrix.reductions": "allclose",
     "planning": "algorithms plan tune",
     "problems.files": "load_problem",
-    "runtime.plans": "Plan",
-    "runtime.report": "Report",
+    "runtime.plans": "Plan Report",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
     "verification": "Verification",
 }

@@ -387,8 +387,8 @@ def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bo
 @common
 def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
     """Time every algorithm of tensor-parallel products on this machine, and let "auto" take the fastest."""
-    from .tune import TuneOptions, print_tuned
-    from .tune import tune as run_tune
+    from .bench import TuneOptions, print_tuned
+    from .bench import tune as run_tune
 
     if (given["model"] is None) != (not given["tokens"]):
         raise click.UsageError("--model and --tokens go together")

@@ -21,7 +21,7 @@ from ..launchers import NoLauncher, surroundings
 from ..matrix.io.temporary import remove_abandoned
 from ..trust import private_folder
 from .options import DEFAULT_RANKS
-from .reports import Channel, Reporter
+from .reports import Channel, Display, Reporter
 from .terminal import caution, is_terminal, plain
 
 _RANK = (  # imports leave no garbage; main() enables the collector
@@ -118,11 +118,7 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
 
 def _display() -> contextlib.AbstractContextManager[Reporter]:
     """Return what shows progress. If stderr is not a terminal, nothing is shown, and rich is not imported."""
-    if not is_terminal(2):
-        return contextlib.nullcontext(Reporter())
-    from .display import Display
-
-    return Display()
+    return Display() if is_terminal(2) else contextlib.nullcontext(Reporter())
 
 
 def _show(event: dict[str, Any], display: Reporter) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress reports: discarded, or sent to the process with the terminal, which shows them with :mod:`.display`."""
+"""Progress reports: discarded, sent to the process with the terminal, or shown there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import click
 
 from ..errors import ClosedError, FactorizationError, PblasmpError, StatusError
+from .terminal import console, use_color
 
 Event = dict[str, Any]
 _PACKAGE = Path(__file__).parents[1]
@@ -191,3 +192,40 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record. Local."""
         self._channel.log(self.format(record))
+
+
+class Display(Reporter):
+    """Progress on the terminal that stderr is connected to, a line for each step. A context manager."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        context = click.get_current_context(silent=True)
+        color = use_color("auto") if context is None else bool(context.color)
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console(color=color, stderr=True, terminal=True),
+            transient=True,
+        )
+        self._task: Any = None
+
+    def step(self, name: str) -> None:
+        """Finish the previous step and start this one. Local."""
+        if self._task is not None:
+            self._progress.update(self._task, total=1, completed=1)
+        self._task = self._progress.add_task(f"{name:<14}", total=None)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how far the step is. Local."""
+        if self._task is not None:
+            self._progress.update(self._task, total=total, completed=done)
+
+    def __enter__(self) -> Display:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from . import eigen, general, least_squares, orthogonal, positive, systems
-from .conditions import cond, norm
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .factorization_call import FactorizationCall
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
@@ -20,7 +19,7 @@ from .least_squares import LstsqResult, lstsq
 from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
 from .refinement import Refinement
-from .systems import inv, solve, solve_triangular
+from .systems import cond, inv, norm, solve, solve_triangular
 
 __all__ = [
     "LstsqResult",

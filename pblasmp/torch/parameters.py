@@ -23,7 +23,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .meshes import device_type, local, mesh_of, on_mesh
-from .ties import other_holders
+from .wholes import other_holders
 
 if TYPE_CHECKING:
     from typing_extensions import Self

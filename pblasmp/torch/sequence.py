@@ -18,8 +18,7 @@ from ..errors import ArgumentError
 from ..tensor_parallel import shard
 from .meshes import context_of, like, on_mesh
 from .operators import Gradients, once
-from .ties import tied
-from .wholes import check_parameters
+from .wholes import check_parameters, tied
 
 if TYPE_CHECKING:
     from ..context import Context

@@ -23,9 +23,8 @@ from .meshes import context_of
 from .parameters import ParallelModule
 from .scaling import DelayedScaling
 from .sequence import Sequence, work_on_part
-from .ties import tied
 from .vocabulary import VocabParallelEmbedding, check_embedding
-from .wholes import check_keeps, check_parameters, check_whole
+from .wholes import check_keeps, check_parameters, check_whole, tied
 
 
 class _Style(ParallelStyle):

@@ -768,7 +768,7 @@ def test_tune(pblasmp, monkeypatch, tmp_path, environment):
 
 SMALLER = """
 from dataclasses import replace
-import pblasmp.cli.tune as tune
+import pblasmp.cli.bench as tune
 load = tune.load_model
 tune.load_model = lambda name: [replace(x, outputs=x.outputs // 16, inputs=x.inputs // 16) for x in load(name)]
 """
