@@ -22,8 +22,7 @@ from ..layout.level3_problem import with_c_like_d
 from ..layout.problem import nearest_legal
 from ..layout.value import Numbers, Shapes, Traffic
 from .counts import Counts, Move, classes, counts_of
-from .dry_engine import DryEngine, LogEntry, Ranks
-from .ghosts import Ghost
+from .dry_engine import DryEngine, Ghost, LogEntry, Ranks
 
 _LARGEST = 2**63 - 1
 _PARTS = 8  # in which GPUs take the tokens of tensor-parallel products

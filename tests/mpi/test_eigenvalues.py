@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
-from pblasmp.engines.host.scalapack_library import SCALAPACK, Scalapack
+from pblasmp.engines.host.mpi_libraries import SCALAPACK, Scalapack
 from tests.helpers import spectral_cases as cases
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.factor_cases import TYPES, only, placed, positive

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host.elpa_library import ELPA
-from pblasmp.engines.host.mpi_libraries import MpiLibrary
+from pblasmp.engines.host.mpi_libraries import ELPA, MpiLibrary
 from reference.elpa import command, environment, locate_elpa
 from tests.helpers import elpa_cases as cases
 from tests.helpers.cases import agreed_error

@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
-from pblasmp.engines.host.scalapack_library import SCALAPACK
+from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from tests.helpers import solve_cases as cases
 from tests.helpers.factor_cases import TYPES, panels_of
 from tests.helpers.mpi import run_mpi, run_on_one_node

@@ -229,6 +229,12 @@ def test_no_two_classes_have_one_name():
     assert {name for name, count in named.items() if count > 1} == set()
 
 
+def test_no_two_modules_have_one_name():
+    """So that a search for the name finds the module."""
+    named = Counter(path.name for path in sources() if path.name != "__init__.py")
+    assert {name for name, count in named.items() if count > 1} == set()
+
+
 def test_public_names_are_the_contract():
     assert set(pb.__all__) == PUBLIC
     assert set(pb.blas.__all__) == set(dir(pb.blas)) == BLAS

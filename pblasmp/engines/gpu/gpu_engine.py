@@ -29,7 +29,7 @@ from .cublasmp.move import prepare_move
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
 from .gpu_transport import GpuTransport
-from .push import pushed as push
+from .push import pushed_product as push
 from .runtime import arena
 from .runtime.device import Device, links_of
 from .runtime.graphs import Recordings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and opening libraries that call MPI: they must be built for the MPI library of this process.
+"""Libraries that call MPI, ELPA and ScaLAPACK: found, opened, called. They must be built for the MPI of this process.
 
 If the library's environment variable is set, only the file that it names is tried, or the files in the folder that it
 names. Otherwise the first of these is taken: that in this Python's ``lib`` folder, where MKL's wheel is, then those of
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import sys
@@ -20,8 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...comm import Communicator
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Agreement, Communicator
+from ...dtypes import element_type
 from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
+from ...extras import install
+from ...layout import Grid, MatrixDescriptor
 
 MPICH, OPEN_MPI = "MPICH", "Open MPI"
 _FAMILIES = (
@@ -218,3 +225,279 @@ def _open(comm: Communicator, wanted: MpiLibrary) -> tuple[list[ctypes.CDLL], st
         return [], str(error)
     except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
         return [], f"{wanted.name} cannot be used: {type(error).__name__}: {error}"
+
+
+Array = NDArray[Any]
+
+_API = 20170403  # the oldest that all releases since have
+_FAILED = -13  # ELPA_ERROR_DURING_COMPUTATION
+# As the names of functions end: since 2021, and before.
+_ENDINGS = {
+    "f": ("float", "f"),
+    "d": ("double", "d"),
+    "F": ("float_complex", "fc"),
+    "D": ("double_complex", "dc"),
+}
+
+
+def _elpa_install(mpi: str) -> str:
+    package = "the package libelpa19 of Debian and Ubuntu, or another of their libelpa"
+    return (
+        package
+        if mpi == OPEN_MPI
+        else f"one that is built for {mpi}: ELPA's own sources, or Fedora's package"
+    )
+
+
+ELPA = MpiLibrary("ELPA", "PBLASMP_ELPA_LIBRARY", ("libelpa.so*", "libelpa_openmp.so*"), _elpa_install)
+"""ELPA with MPI."""
+
+
+def elpa_of(engine: Any) -> Elpa | str:
+    """Return ELPA, or why a rank has none. Collective over the context."""
+    found: Elpa | str = library_of(engine, ELPA, Elpa)
+    return found
+
+
+class Elpa:
+    """ELPA on the ranks of a context. Making one is collective over them.
+
+    Args:
+        comm: the ranks.
+        libraries: as ``ELPA.opened`` returns them.
+
+    Attributes:
+        single: whether it was built with single precision.
+    """
+
+    def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
+        self._comm, self._library = comm, libraries[0]
+        with Agreement(comm, "ELPA"):
+            if self._find("elpa_init")(_API):
+                raise UnsupportedError(f"{self._library._name} lacks the interface of {_API}")
+            self._find("elpa_allocate").restype = ctypes.c_void_p
+        one = MatrixDescriptor((1, 1), (1, 1), Grid(1, comm.size), dtype="float32", order="F")
+        self.single = not self.solve(one, np.ones((1, 1), np.float32, "F"), None, 1)[0]
+
+    def _find(self, *names: str) -> Any:
+        for name in names:
+            if hasattr(self._library, name):
+                return getattr(self._library, name)
+        raise LibraryNotFoundError(f"{self._library._name} has no {names[0]}")
+
+    def solve(self, x: MatrixDescriptor, a: Array, z: Array | None, count: int) -> tuple[int, Array]:
+        """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
+
+        Args:
+            x: the layout of A: square blocks, from the first process on.
+            a: A's local array, both triangles, in F order without gaps; it is overwritten.
+            z: an array like ``a`` for the vectors, or None.
+            count: how many are wanted, from the least on.
+
+        Returns:
+            0, or an INFO, and the eigenvalues.
+        """
+        comm, values = self._comm, np.zeros(x.shape[0], a.real.dtype)
+        job = "elpa_eigenvalues" if z is None else "elpa_eigenvectors"
+        arrays = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, values, z) if each is not None]
+        row, col = x.grid.coords(comm.rank)
+        rows, cols = x.local_shape(comm.rank)
+        numbers = {
+            "na": x.shape[0],
+            "nev": count,
+            "local_nrows": max(1, rows),
+            "local_ncols": cols,
+            "nblk": x.block[0],
+            "mpi_comm_parent": comm.fortran_handle,  # type: ignore[attr-defined]
+            "process_row": row,
+            "process_col": col,
+        }
+        error = ctypes.c_int()
+        with Agreement(comm, "ELPA"):
+            compute = self._find(*(f"{job}_{ending}" for ending in _ENDINGS[x.dtype.char]))
+            handle = ctypes.c_void_p(self._find("elpa_allocate")(ctypes.byref(error)))
+            for name, number in numbers.items():
+                if not error.value:
+                    self._find("elpa_set_integer")(handle, name.encode(), number, ctypes.byref(error))
+            _elpa_checked("elpa_set_integer", error.value)
+        with Agreement(comm, "ELPA", blocks=True):
+            _elpa_checked("elpa_setup", self._find("elpa_setup")(handle))
+        with Agreement(comm, "ELPA", blocks=True):
+            compute(handle, *arrays, ctypes.byref(error))
+            found = error.value
+            self._find("elpa_deallocate")(handle, ctypes.byref(error))
+            _elpa_checked(job, found if found != _FAILED else 0)
+        return -min(comm.allgather(found)), values
+
+    def close(self) -> None:
+        """Keep the library: other contexts may use it. Local."""
+
+
+def _elpa_checked(what: str, error: int) -> None:
+    if error:
+        raise StatusError(f"{what}: ELPA's error {error}")
+
+
+_INT_MAX = 2**31 - 1
+_INTEGER = np.dtype(np.int32)
+_LETTER = ctypes.c_size_t(1)  # the length of a letter, which compilers of Fortran pass after all arguments
+
+
+def _scalapack_install(mpi: str) -> str:
+    package = "libscalapack-openmpi2.2" if mpi == OPEN_MPI else "libscalapack-mpich2.2"
+    return f"MKL's: {install('scalapack')}; or the package {package} of Debian and Ubuntu"
+
+
+SCALAPACK = MpiLibrary(
+    "ScaLAPACK",
+    "PBLASMP_SCALAPACK_LIBRARY",
+    ("libmkl_scalapack_lp64.so*", "libscalapack*.so*"),
+    _scalapack_install,
+)
+"""ScaLAPACK with its BLACS."""
+
+
+def scalapack_of(engine: Any) -> Scalapack | str:
+    """Return ScaLAPACK, or why a rank has none. Collective over the context."""
+    found: Scalapack | str = library_of(engine, SCALAPACK, Scalapack)
+    return found
+
+
+class Scalapack:
+    """ScaLAPACK on the ranks of a context. Making and closing one is collective over them.
+
+    Args:
+        comm: the ranks.
+        libraries: as ``SCALAPACK.opened`` returns them.
+    """
+
+    def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
+        self._comm, self._libraries = comm, libraries
+        self._contexts: dict[Grid, int] = {}
+        with Agreement(comm, "ScaLAPACK"):
+            handle: Any = comm.handle  # type: ignore[attr-defined]
+            make = self._find("Csys2blacs_handle")
+            # MPICH's communicators are integers, Open MPI's are addresses.
+            make.argtypes = [ctypes.c_int if abs(handle) <= _INT_MAX + 1 else ctypes.c_void_p]
+            self._system = int(make(handle))
+
+    def _find(self, name: str) -> Any:
+        for library in self._libraries:
+            if hasattr(library, name):
+                return getattr(library, name)
+        raise LibraryNotFoundError(f"{self._libraries[0]._name} has no {name}")
+
+    def grid(self, grid: Grid) -> int:
+        """Return the BLACS context of a grid over all ranks. Collective the first time."""
+        if grid not in self._contexts:
+            context = ctypes.c_int(self._system)
+            with Agreement(self._comm, "ScaLAPACK: grid", blocks=True):
+                order = grid.order[0].upper().encode()
+                self._find("Cblacs_gridinit")(ctypes.byref(context), order, grid.nprow, grid.npcol)
+            self._contexts[grid] = context.value
+        return self._contexts[grid]
+
+    def operand(self, x: MatrixDescriptor, array: Array) -> tuple[Any, ...]:
+        """Return Fortran's four arguments for a whole matrix whose local array is in F order. Local."""
+        ld = max(
+            1, array.strides[1] // array.itemsize if array.shape[1] > 1 and array.size else array.shape[0]
+        )
+        numbers = [1, self._contexts[x.grid], *x.shape, *x.block, 0, 0, ld]
+        return array, 1, 1, np.array(numbers, _INTEGER)
+
+    def call(
+        self,
+        name: str,
+        dtype: np.dtype,
+        shared: tuple[Any, ...],
+        works: Sequence[np.dtype | Array],
+        why: str,
+        more: int = 0,
+    ) -> int:
+        """Call a routine with workspaces as large as it asks for, and return INFO. Collective over the context.
+
+        Args:
+            name: the routine's without P and the letter of the type.
+            dtype: the type it computes in.
+            shared: its arguments up to the first workspace: letters as texts, numbers, arrays.
+            works: the types of its workspaces, each with a size; an array is passed as it is.
+            why: what is computed, for errors.
+            more: elements by which the first workspace is larger than the routine asks for.
+
+        Returns:
+            0, or the least positive INFO of all ranks.
+        """
+        full = f"p{element_type(dtype).blas}{name}"
+        comm = self._comm
+        with Agreement(comm, why):
+            function = self._find(f"{full}_")
+            asked = [each if isinstance(each, np.ndarray) else np.zeros(2, each) for each in works]
+        with Agreement(comm, why, blocks=True):
+            _checked(full, _run(function, shared, asked, works, ask=True))
+        with Agreement(comm, why):
+            spaces = [
+                each
+                if isinstance(each, np.ndarray)
+                else np.empty(_size(full, found[0], 0 if i else more), each)
+                for i, (each, found) in enumerate(zip(works, asked, strict=True))
+            ]
+        with Agreement(comm, why, blocks=True):
+            info = _run(function, shared, spaces, works, ask=False)
+            _checked(full, min(info, 0))
+        return min((each for each in comm.allgather(info) if each), default=0)
+
+    def close(self) -> None:
+        """Free the grids, unless ranks are gone. Collective."""
+        if self._comm.channel.cause or self._comm.gone():
+            return
+        for context in reversed(self._contexts.values()):
+            self._find("Cblacs_gridexit")(context)
+        self._contexts.clear()
+        self._find("Cfree_blacs_system_handle")(self._system)
+
+
+def _size(full: str, asked: Any, more: int) -> int:
+    """Return how many elements a workspace must have, by ``more`` than asked for. Local.
+
+    Single precision rounds the numbers of large ones.
+    """
+    size = max(1, math.ceil(float(np.real(asked)) * (1 + float(np.finfo(np.float32).eps)))) + more
+    if size > _INT_MAX:
+        raise UnsupportedError(
+            f"{full} needs a workspace of {size} elements on a rank, more than ScaLAPACK's 32-bit integers count: "
+            "take more ranks"
+        )
+    return size
+
+
+def _run(
+    function: Callable[..., Any],
+    shared: tuple[Any, ...],
+    spaces: Sequence[Array],
+    works: Sequence[np.dtype | Array],
+    *,
+    ask: bool,
+) -> int:
+    """Call a routine, or ask it for the sizes of its workspaces, and return INFO. Local."""
+    info = ctypes.c_int(0)
+    arguments = [_reference(each) for each in shared]
+    for space, work in zip(spaces, works, strict=True):
+        arguments.append(_reference(space))
+        if not isinstance(work, np.ndarray):
+            arguments.append(ctypes.byref(ctypes.c_int(-1 if ask else space.size)))
+    lengths = [_LETTER for each in shared if isinstance(each, str)]
+    function(*arguments, ctypes.byref(info), *lengths)
+    return info.value
+
+
+def _reference(argument: Any) -> Any:
+    if isinstance(argument, str):
+        return ctypes.c_char_p(argument.encode())
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data_as(ctypes.c_void_p)  # which keeps the array
+    return ctypes.byref(ctypes.c_int(argument))
+
+
+def _checked(full: str, info: int) -> None:
+    if info:
+        raise StatusError(f"{full}: INFO is {info}")

@@ -16,8 +16,7 @@ from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, Spec
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .elpa_library import Elpa, elpa_of
-from .scalapack_library import Scalapack, scalapack_of
+from .mpi_libraries import Elpa, Scalapack, elpa_of, scalapack_of
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
-from pblasmp.engines.gpu.push.pushed import Pushed, conjugated_first
+from pblasmp.engines.gpu.push.pushed_product import Pushed, conjugated_first
 from pblasmp.engines.gpu.runtime.gpu_runtime import Turns
 from pblasmp.engines.gpu.runtime.graphs import Recordings
 from pblasmp.engines.product import Bound, Product

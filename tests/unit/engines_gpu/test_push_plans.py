@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.push import pushed as push
+from pblasmp.engines.gpu.push import pushed_product as push
 from tests.helpers import epilogues, float8
 from tests.helpers.eagergpu import EagerGpu, at
 
