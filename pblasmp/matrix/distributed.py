@@ -341,9 +341,8 @@ class DistributedMatrix(Handle):
 
     def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
-        if _may_know(other):
-            return NotImplemented
-        return matmul(self, other)
+        found: DistributedMatrix = _reflected("__rmatmul__", self, other)
+        return matmul(self, other) if found is NotImplemented else found
 
     def __rmatmul__(self, other: Any) -> DistributedMatrix:
         product: DistributedMatrix = matmul(other, self)
@@ -414,13 +413,13 @@ class DistributedMatrix(Handle):
 
     @staticmethod
     def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
-        found: DistributedMatrix = NotImplemented
-        return found if _may_know(right) else arithmetic.binary(symbol, left, right)
+        found: DistributedMatrix = _reflected(_REFLECTED[symbol], left, right)
+        return arithmetic.binary(symbol, left, right) if found is NotImplemented else found
 
     def _in_place(self, symbol: str, other: Any) -> Self:
-        if _may_know(other):
-            refused: Self = NotImplemented
-            return refused
+        found: Self = _reflected(_REFLECTED[symbol], self, other)
+        if found is not NotImplemented:
+            return found
         arithmetic.binary(symbol, self, other, in_place=True)
         return self
 
@@ -600,11 +599,15 @@ _INTERNAL = {"direct_part", "like_on_host", "move_to", "on_host", "part", "place
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
 
 
-def _may_know(other: object) -> bool:
-    """Return whether the type of an operand defines its own operators, perhaps for matrices. Local.
+_REFLECTED = {"+": "__radd__", "-": "__rsub__", "*": "__rmul__", "/": "__rtruediv__", "**": "__rpow__"}
 
-    Numbers and arrays don't do so for matrices: every rank refuses what is neither a matrix nor a number.
+
+def _reflected(operator: str, left: Any, right: Any) -> Any:
+    """Return what the right operand's own operator makes of a matrix; NotImplemented if it knows no matrices.
+
+    Numbers and arrays do not: every rank refuses what is neither a matrix nor a number. Python would raise a TypeError
+    on the ranks with such an operand only, while the others wait.
     """
-    if arithmetic.is_scalar(other) or hasattr(other, "ndim"):
-        return False
-    return hasattr(type(other), "__radd__") or hasattr(type(other), "__rmatmul__")
+    if arithmetic.is_scalar(right) or hasattr(right, "ndim"):
+        return NotImplemented
+    return getattr(type(right), operator, lambda *_: NotImplemented)(right, left)

@@ -7,6 +7,7 @@ import itertools
 import operator
 import warnings
 from enum import IntEnum
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -117,6 +118,15 @@ def types(comm):
         )
 
 
+class Knows:
+    """What has operators for matrices."""
+
+    def mine(self, matrix):
+        return "mine"
+
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = mine
+
+
 def errors(comm):
     last = comm.size - 1
     d = pb.MatrixDescriptor((6, 8), (2, 2), pb.Grid.squarest(comm.size))
@@ -155,6 +165,12 @@ def errors(comm):
                 yield f"{symbol} {name}", agreed_error(ctx, TypeError, words, function, a, wrong)
                 if symbol not in IN_PLACE:
                     yield f"{name} {symbol}", agreed_error(ctx, TypeError, words, function, wrong, a)
+        for symbol, function in (SYMBOLS | IN_PLACE | {"@": operator.matmul}).items():
+            odd = (
+                Fraction(1, 3) if comm.rank == last else a.T if symbol == "@" else 2
+            )  # it has operators of its own
+            yield f"{symbol} a fraction", agreed_error(ctx, TypeError, ["Fraction"], function, a, odd)
+            yield f"{symbol} its own", None if function(a, Knows()) == "mine" else "not asked"
         mixed = a if comm.rank != last else d
         yield "one layout", agreed_error(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
         yield "masked", agreed_error(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))
