@@ -301,12 +301,11 @@ def expanded(index: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def is_integer(where: Any) -> bool:
     """Return whether an index is an integer; truth values and arrays are none. Local."""
-    dimensions: int = getattr(where, "ndim", 0)
-    if isinstance(where, (bool, np.bool_)) or dimensions > 0:
-        return False
     try:
+        if isinstance(where, (bool, np.bool_)) or getattr(where, "ndim", 0) > 0:
+            return False
         index(where)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - what a user's own type raises, too
         return False
     return True
 

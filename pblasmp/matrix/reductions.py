@@ -96,8 +96,8 @@ def norm(
     """Return a norm. Collective over the context; see ``DistributedMatrix.norm``."""
     ctx, named, what = matrix.context, kind_of_norm(which), {"matrix": matrix.descriptor, "ord": which}
     of = None
-    if uplo is not None or diag != "N" or kind != "triangular":
-        of = _Stored(str(kind), str(uplo), str(diag))
+    if uplo is not None or not one_of(diag, ("N",)) or not one_of(kind, ("triangular",)):
+        of = _Stored(*(each if isinstance(each, str) else "" for each in (kind, uplo, diag)))
         what |= {"uplo": uplo, "diag": diag, "kind": kind}
 
     def check() -> None:

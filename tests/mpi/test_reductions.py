@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -122,14 +123,30 @@ def same_bits(comm):
             yield dtype, wrong or (None if len(set(ctx.comm.allgather(mine))) == 1 else "ranks differ")
 
 
+class NoIndex:
+    """What cannot say which number it is."""
+
+    def __index__(self):
+        raise RuntimeError("unknown until the program runs")
+
+
 def errors(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((6, 8), block=2)
         for which in (2, -1, -np.inf, "nuc", None, [1], "one", np.nan, True):
             words = ["ord", "'fro', 1, 'inf' or 'max'"]
             yield f"norm {which!r}", agreed_error(ctx, pb.ArgumentError, words, a.norm, which)
-        for axis in (2, -3, "0", (0, 1), True, np.zeros(2)):
-            yield f"axis {axis!r}", agreed_error(ctx, pb.ArgumentError, ["axis", "None, 0 or 1"], a.sum, axis)
+        for axis in (2, -3, "0", (0, 1), True, np.zeros(2), np.ndarray, NoIndex()):
+            given = axis if comm.rank == comm.size - 1 else 0
+            words = ["axis", "None, 0 or 1"]
+            yield (
+                f"axis {type(axis)} {str(axis)[:9]}",
+                agreed_error(ctx, pb.ArgumentError, words, a.sum, given),
+            )
+        for name, wrong in (("diag", a), ("diag", np.ones((2, 2))), ("kind", a), ("uplo", np.ones(2))):
+            how = {"uplo": "L", name: wrong} if comm.rank == comm.size - 1 else {}
+            call = partial(a.norm, **how)
+            yield f"{name} {type(wrong)}", agreed_error(ctx, pb.ArgumentError, [f"{name}: "], call)
         c = ctx.zeros((6, 8), dtype="complex64")
         words = ["complex64 does not convert to float32"]
         yield "complex to real", agreed_error(ctx, pb.ArgumentError, words, c.sum, dtype="float32")
