@@ -148,6 +148,13 @@ void give_home(slabs *s, whose writers, const view *home, span across)
     s->writers = writers, s->home = home, s->across = across;
 }
 
+slabs *stage_half(call *c, const view *x, int by_columns, const view *readers)
+{
+    slabs *s = stage_all(c, x, by_columns, readers);
+    s->half = c->uplo;
+    return s;
+}
+
 slabs *own_room(call *c, int64_t m, int64_t n, int by_columns)
 {
     slabs *s = &c->room[c->rooms++];
@@ -234,6 +241,29 @@ static processes read_at(const call *c, const slabs *s, const whose *w, int64_t 
     return found;
 }
 
+static void begin_at(run *r, int64_t place)
+{
+    int64_t skipped = place > r->to ? place - r->to : 0;
+    r->from += skipped, r->to += skipped, r->count -= skipped;
+}
+
+static void stop_at(run *r, int64_t place)
+{
+    if (r->to + r->count > place)
+        r->count = place - r->to;
+}
+
+/* Cut rows and columns of a block down to what a half has of them; return whether that is anything. */
+static int cut(const slabs *s, run *row, run *col)
+{
+    run *later = s->half == 'L' ? row : col, *earlier = s->half == 'L' ? col : row;
+    if (s->half) {
+        begin_at(later, earlier->to);
+        stop_at(earlier, later->to + later->count);
+    }
+    return row->count > 0 && col->count > 0;
+}
+
 /* Copy what slabs have in common with this rank's part of a matrix of their shape: into those of some processes, or
  * ``back``. */
 static void spread(const call *c, const slabs *s, const view *x, int back, processes some)
@@ -246,18 +276,19 @@ static void spread(const call *c, const slabs *s, const view *x, int back, proce
             ;
         runs across = runs_of(&x->cols, x->col, &s->cols);
         while (runs_next(&across, &col))
-            for (const run *row = rows; row < rows + count; row++) {
-                if (!has(some.rows, row->process) || !has(some.cols, col.process))
+            for (int64_t i = 0; i < count; i++) {
+                run row = rows[i], these = col;
+                if (!has(some.rows, row.process) || !has(some.cols, these.process) || !cut(s, &row, &these))
                     continue;
-                operand there = slab_of(c, s, row->before, row->held, col.before, col.held);
-                tile in = tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), row->to, col.to);
-                tile of = tile_from(local, row->from, col.from);
+                operand there = slab_of(c, s, row.before, row.held, these.before, these.held);
+                tile in = tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), row.to, these.to);
+                tile of = tile_from(local, row.from, these.from);
                 if (back)
-                    tile_copy(of, in, row->count, col.count, s->item);
+                    tile_copy(of, in, row.count, these.count, s->item);
                 else if (x->here.conjugated)
-                    tile_conjugate(in, of, row->count, col.count, c->letter);
+                    tile_conjugate(in, of, row.count, these.count, c->letter);
                 else
-                    tile_copy(in, of, row->count, col.count, s->item);
+                    tile_copy(in, of, row.count, these.count, s->item);
             }
     }
 }
@@ -405,10 +436,11 @@ static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank
     while (runs_next(&down, &row)) {
         runs right = runs_of(&x->cols, at_col, &s->cols);
         while (has(readers.rows, row.process) && runs_next(&right, &col)) {
-            if (!has(readers.cols, col.process))
+            run these = row;
+            if (!has(readers.cols, col.process) || !cut(s, &these, &col))
                 continue;
-            tile there = place_of(s, slab_of(c, s, row.before, row.held, col.before, col.held), row.to, col.to);
-            carry(c, p, s, tile_from(tile_of(x), row.from, col.from), there, row.count, col.count, x->here.conjugated);
+            tile there = place_of(s, slab_of(c, s, row.before, row.held, col.before, col.held), these.to, col.to);
+            carry(c, p, s, tile_from(tile_of(x), these.from, col.from), there, these.count, col.count, x->here.conjugated);
         }
     }
 }

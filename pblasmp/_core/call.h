@@ -101,6 +101,7 @@ typedef struct {
     int64_t item;       /* bytes of an element */
     const view *staged; /* what is written there before the vote; NULL: nothing */
     const view *triangle; /* or of what a triangle is */
+    char half;            /* 'L' or 'U': most of what is beyond this triangle is left out; else 0 */
     whose readers;        /* of what is staged */
     const view *home;     /* what is computed here is read where this is; NULL: by who computes it */
     whose writers;        /* who does */
@@ -164,7 +165,7 @@ struct call {
     int64_t ranks, rank;
     int64_t nodes, node;    /* how many there are, and which is this rank's */
     const int64_t *node_of; /* of each rank */
-    int64_t workers; /* ranks that may compute at the same time */
+    int64_t workers; /* ranks that may compute at the same time: of each node, and no more than any node has */
     int64_t alike;   /* all ranks round alike, as far as is known; if not, none computes what others compute, too */
     const limits *limits;
     char *scratch;  /* SCRATCH + WORK bytes of this rank alone, aligned */
@@ -267,6 +268,8 @@ void copy_old(const call *c);
 slabs *room_for(call *c, span rows, span cols, int by_columns);
 slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose readers);
 slabs *stage_all(call *c, const view *x, int by_columns, const view *readers); /* NULL: every rank */
+/* The same of the triangle that ``uplo`` names: most of what is beyond it is left out. */
+slabs *stage_half(call *c, const view *x, int by_columns, const view *readers);
 /* What is computed in slabs is read where ``home`` is. */
 void give_home(slabs *s, whose writers, const view *home, span across);
 slabs *own_room(call *c, int64_t m, int64_t n, int by_columns);

@@ -8,7 +8,8 @@
  * diagonal, and then updates its part of the triangle that is left. The first rank's part is smaller, since it also
  * factors the next block of the diagonal. The last columns it factors alone.
  *
- * Each of several nodes does all of it, with one rank, on a copy of its own: then nobody waits for messages.
+ * Each of several nodes does all of it on a copy of its own: then nobody waits for messages. All have as many ranks work,
+ * so that they round alike.
  *
  * A matrix is meant as LAPACK sees it, in Fortran order: the lower triangle of one in C order is an upper triangle.
  */
@@ -195,7 +196,7 @@ static void note_fault(call *c)
 /* Have an array of this order factored by the first ranks. */
 static void prepare_blocks(call *c, int64_t n, int is_lower)
 {
-    int64_t most = is_on_one_node(c) ? least(c->workers, c->ranks) : 1, parts = n / c->limits->part;
+    int64_t most = least(c->workers, c->ranks), parts = n / c->limits->part;
     c->order = n, c->is_lower = is_lower;
     c->workers_here = parts < 1 ? 1 : least(most, parts);
     c->blocks_together = (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
@@ -230,12 +231,12 @@ static int take_factor(call *c)
     return OK;
 }
 
-/* A copy of the triangle; of all of the matrix between nodes, where what is around it is not read either. */
+/* A copy of the triangle; between nodes with a little around it, which is not read. */
 static slabs *stage_triangle(call *c, int by_columns)
 {
     int64_t n = c->x.rows.extent;
     if (!is_on_one_node(c))
-        return stage_all(c, &c->x, by_columns, NULL);
+        return stage_half(c, &c->x, by_columns, NULL);
     slabs *s = room_for(c, span_all(n), span_all(n), by_columns);
     s->triangle = &c->x;
     return s;

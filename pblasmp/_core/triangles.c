@@ -73,7 +73,7 @@ static int prepare_shares(call *c)
     span whole = span_all(c->x.rows.extent);
     int64_t count = (c->side == 'L' ? &c->to.cols : &c->to.rows)->extent;
     span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
-    c->left = stage_all(c, &c->x, by_columns, NULL);
+    c->left = stage_half(c, &c->x, by_columns, NULL);
     c->left->readers.below = (count + shares.block - 1) / shares.block;
     c->y = view_of(&c->b, 0, 0);
     whose ranks = {NULL, NUMBER, NUMBER, 0};
@@ -412,7 +412,7 @@ int prepare_triangular(call *c)
     c->old = view_of(&c->b, 0, 0);
     if (!is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
         int by_columns = to->here.by_columns;
-        c->left = stage_all(c, x, by_columns, to), c->start = stage_all(c, &c->old, by_columns, to);
+        c->left = stage_half(c, x, by_columns, to), c->start = stage_all(c, &c->old, by_columns, to);
         c->compute = compute_everywhere;
         return find_words(c, by_columns, by_columns);
     }
@@ -424,7 +424,7 @@ int prepare_triangular(call *c)
     }
     int by_columns = c->op_a == 'C' && !is_single(c) ? to->here.by_columns : x->here.by_columns;
     if (!is_single(c) && (by_columns != x->here.by_columns || !same_rank(x, to)))
-        c->left = stage_all(c, x, by_columns, to);
+        c->left = stage_half(c, x, by_columns, to);
     c->compute = compute_here;
     return find_words(c, by_columns, to->here.by_columns);
 }
@@ -458,7 +458,7 @@ int prepare_sided(call *c)
             return prepare_stored(c);
         }
         REQUIRE(find_old(c) == OK);
-        c->left = stage_all(c, x, to->here.by_columns, to);
+        c->left = stage_half(c, x, to->here.by_columns, to);
         c->right = stage_all(c, y, to->here.by_columns, to);
         c->compute = compute_everywhere;
         return OK;

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _core
 from .mpi_communicator import MpiCommunicator
 
-LARGEST = 4 << 20  # bytes that go with what a rank brings, at most
+LARGEST = 20 << 20  # bytes that go with what a rank brings, at most
 _HEAD_BYTES = 8 * (_core.VALUES + 1)  # before them, integers: what it brings, and how many bytes follow
 
 

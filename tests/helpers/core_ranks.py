@@ -65,7 +65,8 @@ class CoreRanks:
         if len(self._shared) > 1:
             meetings[0].post = ctypes.addressof(post)
         scratch, at = aligned(_core.SCRATCH)
-        state.ranks, state.rank, state.workers, state.alike, state.scratch = self.size, rank, self.size, 1, at
+        state.ranks, state.rank, state.alike, state.scratch = self.size, rank, 1, at
+        state.workers = min(np.bincount(self.nodes))
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)
         state.votes, state.meets = map(ctypes.addressof, meetings)

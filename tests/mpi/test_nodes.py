@@ -123,6 +123,56 @@ def direct_calls(comm):
                 )
 
 
+def needed(of, ranks, reads):
+    """How many elements of a matrix are read by ranks of a node that does not have them."""
+    d, read = of.descriptor, np.zeros(of.shape, bool)
+    for rank in ranks:
+        read[np.ix_(*reads(rank))] = True
+    for rank in ranks:
+        if rank < d.grid.size:
+            read[np.ix_(*d.global_indices(rank))] = False
+    return int(read.sum())
+
+
+def volumes(comm, nodes):
+    """Each element crosses between two nodes once, however many ranks read it there, and what is not read does not."""
+    heads = 8 * (_core.VALUES + 1) * comm.size * (len(nodes) - 1)
+    with pb.Context(comm, engine="host") as ctx:
+        post, n = ctx.control.board._post.state, 60
+        every, nothing = range(n), range(0)
+
+        def sent(call, *given, **how):
+            post.sent_bytes = post.meetings = 0
+            call(*given, **how)
+            return comm.allreduce(post.sent_bytes) - heads * post.meetings
+
+        for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
+            whole = np.eye(n) * n + 1.0
+            a, b = (
+                ctx.scatter(whole, pb.MatrixDescriptor((n, n), (4, 4), grid)) for grid in (a_grid, b_grid)
+            )
+            out = ctx.empty(a.descriptor)
+
+            def of_result(rank, d=out.descriptor):
+                return d.global_indices(rank) if rank < d.grid.size else (nothing, nothing)
+
+            least = 8 * sum(
+                needed(a, ranks, lambda rank: (of_result(rank)[0], every))
+                + needed(b, ranks, lambda rank: (every, of_result(rank)[1]))
+                for ranks in nodes
+            )
+            found = sent(pb.matmul, a, b, out=out)
+            yield (
+                f"matmul on {a_grid}, {b_grid}",
+                None if found == least else f"{found} bytes, expected {least}",
+            )
+            if a_grid == b_grid and a_grid.size > 1:  # one rank sends its part whole
+                most = 8 * sum(needed(a, ranks, lambda _: (every, every)) for ranks in nodes)
+                found = sent(pb.linalg.cholesky, a, out=out)
+                half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
+                yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
+
+
 def sat(comm):
     seats = [Seat(**each) for each in seats_of_ranks(False, Reporter())["seats"]]
     faults = [fault for fault, _ in faults_of_seats(seats)]
@@ -214,3 +264,13 @@ def test_every_kind_of_call(nranks, form, tmp_path):
 )
 def test_direct_calls_take_one_exchange_each_way(nranks, form):
     run_mpi(direct_calls, nranks, on_nodes=form)
+
+
+@starts_ranks
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@pytest.mark.parametrize(
+    ("nranks", "form"),
+    [(4, "interleaved:2"), *only_long((4, "blocks:2"), (6, "blocks:3"), (6, "interleaved:2"))],
+)
+def test_each_element_crosses_between_two_nodes_once(nranks, form):
+    run_mpi(volumes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))

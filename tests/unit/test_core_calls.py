@@ -316,7 +316,8 @@ def factors(cases, rng):
 
 
 @pytest.mark.parametrize(
-    ("size", "nodes"), [(1, None), (2, None), (3, None), (2, [0, 1]), (3, [0, 1, 0]), (4, [0, 1, 1, 2])]
+    ("size", "nodes"),
+    [(1, None), (2, None), (3, None), (2, [0, 1]), (3, [0, 1, 0]), (4, [0, 1, 1, 2]), (4, [0, 1, 1, 0])],
 )
 @pytest.mark.parametrize("draw", [products, triangles, solves_of_one_column, symmetric, updates, factors])
 def test_calls_on_random_sub_matrices(draw, size, nodes):
@@ -403,7 +404,7 @@ def test_vectors_that_are_exchanged(size):
     assert computed == 30
 
 
-@pytest.mark.parametrize(("size", "nodes"), [(1, None), (3, None), (3, [0, 1, 1])])
+@pytest.mark.parametrize(("size", "nodes"), [(1, None), (3, None), (3, [0, 1, 1]), (4, [0, 0, 1, 1])])
 @pytest.mark.parametrize("routine", ["potrf", "posv", "potrf potri"])
 def test_faults_of_positive_definite_matrices(routine, size, nodes):
     """The order of the first minor that is not positive; NaN is no fault."""

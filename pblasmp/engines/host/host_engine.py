@@ -85,7 +85,12 @@ class HostEngine:
             self._library = blas.library_name()
             blas.load(self._library, "d")  # now, so that its threads can be limited
         locations = comm.locations()
-        here = next(ranks for ranks in machines_of(locations) if comm.rank in ranks)
+        shares = {
+            rank: share
+            for ranks in machines_of(locations)
+            for share in (share_of_cores([locations[rank] for rank in ranks]),)
+            for rank in ranks
+        }
         nodes = nodes_of(locations)
         # After everything that the ranks may agree to fail in.
         self._node = comm if len(nodes) == 1 else comm.split(nodes)
@@ -94,7 +99,7 @@ class HostEngine:
         why_not_shared = self._buffers.why_not_shared(*FIRST_SLABS)
         if len(nodes) > 1:
             why_not_shared = next((why for why in allgather_alike(comm, why_not_shared) if why), "")
-        share = share_of_cores([locations[rank] for rank in here])
+        share = shares[comm.rank]
         comm.patient = self._node.patient = share < 1
         self.threads = max(1, int(share))
         self._limit = ThreadLimit(self.threads, self._library)
@@ -102,7 +107,8 @@ class HostEngine:
         # A context that breaks, or is dropped without being closed, gives BLAS its threads back, too.
         comm.channel.on_break = self._limit.lift
         weakref.finalize(self, self._limit.lift).atexit = False
-        workers = max(1, min(self._node.size, int(share * self._node.size)))
+        # The same number on every node: what all of them compute is then rounded alike.
+        workers = max(1, min(min(len(ranks), int(shares[ranks[0]] * len(ranks))) for ranks in nodes))
         operations = HostOperations(self._library, self._buffers, workers)
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
