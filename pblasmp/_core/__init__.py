@@ -77,7 +77,7 @@ _LETTERS = 4  # s, d, c, z
 MATRIX = struct.Struct("=16q8s3q")
 """``matrix`` of call.h."""
 
-_REQUEST = struct.Struct("=3q8s4d32q")
+_REQUEST = struct.Struct("=3q8s4d31q")
 pack_request = _REQUEST.pack_into
 """``pack_request(room, 0, ...)`` writes what ``CallState`` calls the request: as ``call`` of call.h begins."""
 
@@ -127,6 +127,7 @@ class CallState(ctypes.Structure):
 
     _fields_ = (
         ("request", ctypes.c_char * _REQUEST.size),
+        ("yields", ctypes.c_int64),
         ("unlike", ctypes.c_int64),
         ("memory", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("capacity", "most")),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.arrays import move
-from ..engines.direct import Held, Part, pattern_of
+from ..engines.direct import Asked, Held, Part, pattern_of
 from ..layout import MatrixDescriptor, Trapezoid
 from .runtime import Runtime
 
@@ -44,6 +45,8 @@ class Handle:
 
     Attributes:
         context: the context that it belongs to.
+        asked: the last sum or norm of this vector that was a direct call: of which routine, with which other vector
+            (itself, if there is none), and what the engine was asked for.
     """
 
     def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
@@ -53,6 +56,7 @@ class Handle:
         self._view_of: Handle | None = None
         self._at = 0, 0, *descriptor.shape, False
         self._held: Any = None
+        self.asked: tuple[str, weakref.ref[Handle], Asked] | None = None
 
     @property
     def descriptor(self) -> MatrixDescriptor:
@@ -129,7 +133,7 @@ class Handle:
         """Return the view at another place in the same matrix. Local."""
         view = object.__new__(type(self))
         view.context = self.context
-        view._descriptor = view._array = None
+        view._descriptor = view._array = view.asked = None
         view._view_of = self if self._view_of is None else self._view_of
         view._at = at
         return view

@@ -66,7 +66,7 @@ class CoreRanks:
             meetings[0].post = ctypes.addressof(post)
         scratch, at = aligned(_core.SCRATCH)
         state.ranks, state.rank, state.alike, state.scratch = self.size, rank, 1, at
-        state.workers = min(np.bincount(self.nodes))
+        state.yields, state.workers = 10, min(np.bincount(self.nodes))
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)
         state.votes, state.meets = map(ctypes.addressof, meetings)
@@ -140,7 +140,7 @@ class CoreRanks:
             state, room, meetings, _ = self._ranks[rank]
             _core.pack_request(
                 room, 0, _core.ROUTINES.index(routine), 0, new, words.encode(), alpha.real, alpha.imag, beta.real,
-                beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0, 10,
+                beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
             waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "AWAIT_SUMS": 0}

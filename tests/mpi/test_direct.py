@@ -178,11 +178,34 @@ def again(comm):
             c = ctx.zeros((24, 24), block=4, grid=grid)
             pb.matmul(b[:9, :], b, out=c[:9, :])
             yield f"new matrix {count}", misplaced_view(c[:9, :], (x + count)[:9] @ (x + count))
+        yield from _sums_again(ctx)
         c.local.flags.writeable = False
         yield (
             "read-only",
             agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :]),
         )
+
+
+def _sums_again(ctx):
+    """Sums of the same vectors are not prepared again, whatever was called between; of others they are."""
+    n, packed = 4 * ctx.size, []
+    v, w = (ctx.scatter(np.arange(n * 1.0)[:, None] + k, block=4, grid=(ctx.size, 1)) for k in range(2))
+    whole = np.diag(np.arange(1.0, n + 1))
+    square = ctx.scatter(whole, block=4, grid=pb.Grid.squarest(ctx.size))
+    pack = ctx.direct._pack
+    ctx.direct._pack = lambda asked: packed.append(asked.routine) or pack(asked)
+    for count in range(3):
+        x, y = (each.allgather()[:, 0] for each in (v, w))
+        found = [pb.blas.dot(v, w), pb.blas.dot(v, w), pb.blas.dot(v, v), pb.blas.asum(v), pb.blas.dot(v, w)]
+        yield f"sums {count}", unlike(np.array(found), np.array([x @ y, x @ y, x @ x, x.sum(), x @ y]))
+        yield f"inverse {count}", misplaced_view(pb.linalg.inv(square), np.linalg.inv(whole))
+        v.local[...] += 1
+    kept = ["dot", "dot", "asum", "dot"]
+    sums = [each for each in packed if each in kept]
+    yield "prepared", None if sums == kept * 3 else f"{packed}"
+    del w
+    w = ctx.scatter(np.ones((n, 1)), block=4, grid=(ctx.size, 1))  # likely where the other one was
+    yield "another vector", None if pb.blas.dot(v, w) == v.allgather().sum() else "the old one's sum"
 
 
 def extreme_on_one_rank(comm):

@@ -31,7 +31,7 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
     checks = [
         *(f"offsetof(call, {names.get(n, n)}) == {getattr(state, n).offset}" for n, *_ in state._fields_),
         *(f"offsetof(limits, {n}) == {getattr(Limits, n).offset}" for n, _ in Limits._fields_),
-        f"offsetof(call, unlike) == {request}",
+        f"offsetof(call, yields) == {request}",
         f"sizeof(matrix) == {_core.MATRIX.size}",
         f"sizeof(limits) == {ctypes.sizeof(Limits)}",
         f"PIVOTS == {_core.PIVOTS}",

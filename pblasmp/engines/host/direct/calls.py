@@ -34,6 +34,7 @@ from ....comm import (
     gather_on,
     late_vote,
 )
+from ....comm.communicator import Votes
 from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.asked import SlabSets
@@ -115,7 +116,8 @@ class HostDirect:
         self._start, self._go_on = self._core.call_start, self._core.call_go_on
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
-        self._node_of: Any = None  # the node of each rank
+        self._board: Votes | None = None  # which the core knows
+        self._asked: Asked | None = None  # likewise: it keeps what the core has addresses of
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
@@ -281,29 +283,22 @@ class HostDirect:
             except _EARLY:
                 return _UNFIT
         if not self._single:
-            assert control.board is not None
-            here = control.board.here
-            state.votes, state.meets = control.board.address, None if here is None else here.address
-            node_of = control.board.node_of
-            if node_of is not self._node_of and node_of is not None:
-                state.node, state.node_of, self._node_of = node_of[state.rank], node_of.ctypes.data, node_of
+            board = control.board
+            assert board is not None
+            if board is not self._board:
+                self._meet_by(board)
             state.unlike = channel.found[0] if channel.found else 0
             state.memory = self._addresses[sets.half]
-        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
-        if pivots:
-            ctypes.memmove(state.pivots, pivots, min(len(pivots), ctypes.sizeof(state.pivots)))
-        _core.pack_request(
-            self._held, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
-            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d, *(ipiv or _ABSENT),
-            len(pivots) // 4, YIELDS if control.patient else 0,
-        )  # fmt: skip
+        if asked is not self._asked:
+            self._pack(asked)
+        state.yields = YIELDS if control.patient else 0
         status: int = self._start(self._call)
         if status <= _BY_PYTHON:
             return status
         if not self._single:
             channel.begin_agreement()
         while status > _DONE_STAGED:
-            if not self._waited_for(control, call, status):
+            if not self._waited_for(control, asked.call, status):
                 return _UNFIT if self._single else _UNLIKE
             status = self._go_on(self._call)
         channel.found = None
@@ -312,6 +307,28 @@ class HostDirect:
         else:
             sets.start_over()
         return status
+
+    def _pack(self, asked: Asked) -> None:
+        """Write what is asked for where the core reads it. It stays there: a call is often made again."""
+        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
+        if pivots:
+            ctypes.memmove(self._state.pivots, pivots, min(len(pivots), ctypes.sizeof(self._state.pivots)))
+        _core.pack_request(
+            self._held, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
+            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d, *(ipiv or _ABSENT),
+            len(pivots) // 4,
+        )  # fmt: skip
+        self._asked = (
+            None if FAMILIES[routine] == "lapack" else asked
+        )  # of which the core writes pivots there
+
+    def _meet_by(self, board: Votes) -> None:
+        """Have the ranks meet by these boards."""
+        state, here, node_of = self._state, board.here, board.node_of
+        state.votes, state.meets = board.address, None if here is None else here.address
+        if node_of is not None:
+            state.node, state.node_of = node_of[state.rank], node_of.ctypes.data
+        self._board = board
 
     def _waited_for(self, control: Communicator, call: str, status: int) -> bool:
         """Do what the core needs to go on; return whether it may."""
