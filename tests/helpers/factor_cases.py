@@ -54,9 +54,10 @@ def panels_of(ctx, width):
 
 @contextlib.contextmanager
 def direct_blocks_of(ctx, width):
-    """Within, direct factorizations have blocks of ``width`` columns, on which every rank works."""
+    """Within, direct factorizations have blocks of ``width`` columns, on which as many ranks of each node work."""
+    most = min(map(len, ctx.engine.transport.nodes))
     how = {"width": width, "part": width, "meeting": width**3, "rows": 2, "factoring": 8 * width}
-    with changed_limits(**how), mock.patch.object(ctx.engine.operations, "workers", ctx.size):
+    with changed_limits(**how), mock.patch.object(ctx.engine.operations, "workers", most):
         yield
 
 
