@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from ..errors import ArgumentError, LayoutError, faults_text, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
 from ..layout.routines import VECTOR_ROUTINES, VectorRoutine
+from ..matrix.distributed import DistributedMatrix
 from ..runtime.handle import Handle
 from ..runtime.matrix_calls import MatrixCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, number, sub_matrices
@@ -98,10 +98,17 @@ def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
     Returns:
         The number, as a NumPy scalar; None for the others.
     """
-    columns = {name: column(x) for name, x in given.items()}
-    found = _directly(routine, [*columns.values()], alpha)
+    called, writes = (routine, *given.values(), alpha), routine in _WRITING
+    x = given["x"]
+    asked = x.known_call(called) if isinstance(x, Handle) else None
+    if asked is not None and not (writes and not all(each.writeable for each in given.values())):
+        direct = x.context.direct
+        found = (direct.run if writes else direct.reduce)(x.context.control, asked)
+    else:
+        found = _directly(called, [column(each) for each in given.values()], alpha)
     if found is not None and found is not False:
-        return None if routine in _WRITING else typed(columns["x"].dtype, routine, found)
+        return None if writes else typed(x.dtype, routine, found)
+    columns = {name: column(each) for name, each in given.items()}
     _agree(routine, columns, {"alpha": alpha} if routine == "scal" else {}, voted=found is False)
     return after_agreement(routine, given, alpha)
 
@@ -109,16 +116,13 @@ def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
 _WRITING = ("scal", "swap")
 
 
-def _directly(routine: str, columns: list[Any], alpha: complex) -> Any:
+def _directly(called: tuple[Any, ...], columns: list[Any], alpha: complex) -> Any:
     """Return what a direct call returns, None or False if it takes the ordinary way. Collective over the context."""
-    x, extents = columns[0], list[int]()
+    (routine, given, *_), x, extents = called, columns[0], list[int]()
     ctx = x.context if isinstance(x, Handle) else None
     if ctx is None or ctx.direct is None or ctx.engine.traits.on_gpus or ctx.is_closed or ctx.control.gone():
         return None
     ctx.check_open()
-    y, known = columns[-1], x.asked
-    if known is not None and known[0] == routine and known[1]() is y:
-        return ctx.direct.reduce(ctx.control, known[2])
     parts = sub_matrices(ctx, columns, extents)
     if parts is None or not extents[0] or extents != [extents[0], 1] * len(columns):
         return None
@@ -127,12 +131,14 @@ def _directly(routine: str, columns: list[Any], alpha: complex) -> Any:
     assert of_y is not None
     if routine not in _WRITING:
         asked = Asked(routine, routine, of_x, of_y if len(parts) > 1 else None, None, of_x, False)
-        x.asked = routine, weakref.ref(y), asked
+        given.know(called, asked)
         return ctx.direct.reduce(ctx.control, asked)
     factor = number(alpha, of_x[0].pattern.letter, real=False)
     if not factor or not all(each.writeable for each in columns):
         return None
-    return ctx.direct.run(ctx.control, Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor))
+    asked = Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor)
+    given.know(called, asked)
+    return ctx.direct.run(ctx.control, asked)
 
 
 def _agree(routine: str, columns: Given, options: Mapping[str, Any], *, voted: bool) -> None:
@@ -221,6 +227,21 @@ def _as(dtype: np.dtype, value: complex) -> Any:
     return dtype.type(value if dtype.kind == "c" else value.real)
 
 
+def written(routine: str, arguments: dict[str, Any]) -> DistributedMatrix:
+    """Return what the level-3 routine of one column computes. Collective over the context.
+
+    Args:
+        routine: its name.
+        arguments: all of its function's.
+    """
+    out, done = arguments["out"], None
+    asked = out.known_call((routine, *arguments.values())) if isinstance(out, Handle) else None
+    if asked is not None and out.writeable:
+        done = out.context.direct.run(out.context.control, asked)
+    found: DistributedMatrix = out if done else VectorCall(routine, arguments).run(voted=done is False)
+    return found
+
+
 class VectorCall(MatrixCall):
     """A call of a routine that is a level-3 routine of one column. Making one is local.
 
@@ -230,6 +251,7 @@ class VectorCall(MatrixCall):
     """
 
     def __init__(self, routine: str, arguments: dict[str, Any]) -> None:
+        self._all = (routine, *arguments.values())
         row, self.called, twin, self._required = _TWINS[routine]
         self._vector_row, pop = row, arguments.pop
         self._vectors = given = {name: pop(name) for name in row.sizes if name in arguments}
@@ -262,8 +284,11 @@ class VectorCall(MatrixCall):
         return found if found is None or found is False else self._as_asked(found)
 
     def _seen(self) -> tuple[Asked, Handle] | None:
-        x = self._vectors["x"]
-        return super()._seen() if isinstance(x, Handle) and 1 in x.shape else None
+        x, out = self._vectors["x"], self._out
+        seen = super()._seen() if isinstance(x, Handle) and 1 in x.shape else None
+        if seen is not None and out is not None:
+            out.know(self._all, seen[0])
+        return seen
 
     def check(self) -> None:
         """Raise an error that names every operand that does not fit. Local."""

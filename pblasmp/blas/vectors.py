@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ..docstrings import described
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.handle import Handle
-from .vector_calls import VectorCall, column, computed, same
+from .vector_calls import column, computed, same, written
 
 if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Uplo
     from ..layout.schemes import Op
 
 Matrix = DistributedMatrix
-
-
-def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
-    """Return what the level-3 routine of one column computes. Collective over the context."""
-    result: Matrix = VectorCall(routine, arguments).run()
-    return result
 
 
 # -- level 1
@@ -74,7 +68,7 @@ def amax(x: Matrix) -> tuple[Any, int]:
 @described
 def axpy(x: Matrix, y: Matrix, *, alpha: complex = 1, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x + y``, laid out like y. Collective over the context."""
-    return _run("axpy", locals())
+    return written("axpy", locals())
 
 
 @described
@@ -82,7 +76,7 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
     """Return ``alpha x``, laid out like x. Collective over the context."""
     mine, target = column(x), column(out)
     if not (isinstance(mine, Handle) and isinstance(target, Handle) and same(mine, target)):
-        return _run("scal", {"x": x, "alpha": alpha, "out": out})
+        return written("scal", {"x": x, "alpha": alpha, "out": out})
     computed("scal", {"x": x}, alpha)
     assert out is not None
     return out
@@ -91,7 +85,7 @@ def scal(x: Matrix, *, alpha: complex, out: Matrix | None = None) -> Matrix:
 @described
 def copy(x: Matrix, out: Matrix | None = None) -> Matrix:
     """Return a copy of x, laid out like x or written into ``out``. Collective over the context."""
-    return _run("copy", locals())
+    return written("copy", locals())
 
 
 @described
@@ -119,7 +113,7 @@ def gemv(
 
     A new result is laid out like y, or else along A, as a row if x is one. A stays where it is.
     """
-    return _run("gemv", locals())
+    return written("gemv", locals())
 
 
 @described
@@ -138,7 +132,7 @@ def symv(
 
     A new result is laid out like y, or else like x. A stays where it is.
     """
-    return _run("symv", locals())
+    return written("symv", locals())
 
 
 @described
@@ -158,7 +152,7 @@ def hemv(
     The imaginary parts of A's diagonal are taken as 0 and not read. A new result is laid out like y, or else like x. A
     stays where it is.
     """
-    return _run("hemv", locals())
+    return written("hemv", locals())
 
 
 @described
@@ -173,7 +167,7 @@ def trmv(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``op(A) x`` for a triangular A, laid out like x. Collective over the context."""
-    return _run("trmv", locals())
+    return written("trmv", locals())
 
 
 @described
@@ -188,7 +182,7 @@ def trsv(
     algo: str = "auto",
 ) -> Matrix:
     """Return y with ``op(A) y = x`` for a triangular A, laid out like x. Collective over the context."""
-    return _run("trsv", locals())
+    return written("trsv", locals())
 
 
 @described
@@ -199,7 +193,7 @@ def ger(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return _run("ger", locals())
+    return written("ger", locals())
 
 
 @described
@@ -210,7 +204,7 @@ def gerc(
 
     A new result is laid out like A, or else in x's blocks of rows and y's of columns, on x's grid.
     """
-    return _run("gerc", locals())
+    return written("gerc", locals())
 
 
 @described
@@ -221,7 +215,7 @@ def syr(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return _run("syr", locals())
+    return written("syr", locals())
 
 
 @described
@@ -233,7 +227,7 @@ def her(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return _run("her", locals())
+    return written("her", locals())
 
 
 @described
@@ -250,7 +244,7 @@ def syr2(
 
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros.
     """
-    return _run("syr2", locals())
+    return written("syr2", locals())
 
 
 @described
@@ -268,4 +262,4 @@ def her2(
     Outside the triangle ``out`` keeps its values; a new matrix has those of A, or zeros. The imaginary parts of A's
     diagonal are not read; those of the result are 0.
     """
-    return _run("her2", locals())
+    return written("her2", locals())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -37,6 +38,28 @@ class Place(NamedTuple):
     transposed: bool
 
 
+class KnownCall:
+    """A direct call that was legal, so that it is again. It keeps no matrix. Making one is local.
+
+    Args:
+        given: the routine and the arguments that it was called with.
+        asked: what the engine was asked for.
+    """
+
+    __slots__ = ("_given", "asked")
+
+    def __init__(self, given: Sequence[Any], asked: Asked) -> None:
+        self._given = [weakref.ref(each) if isinstance(each, Handle) else each for each in given]
+        self.asked = asked
+
+    def _is_of(self, given: Sequence[Any]) -> bool:
+        """Return whether these are the same objects."""
+        for mine, its in zip(self._given, given, strict=True):
+            if (mine() if type(mine) is weakref.ref else mine) is not its:
+                return False
+        return True
+
+
 class Handle:
     """A descriptor and this rank's local array. Users have ``DistributedMatrix``; modules below it take this. Local.
 
@@ -45,8 +68,6 @@ class Handle:
 
     Attributes:
         context: the context that it belongs to.
-        asked: the last sum or norm of this vector that was a direct call: of which routine, with which other vector
-            (itself, if there is none), and what the engine was asked for.
     """
 
     def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
@@ -56,7 +77,7 @@ class Handle:
         self._view_of: Handle | None = None
         self._at = 0, 0, *descriptor.shape, False
         self._held: Any = None
-        self.asked: tuple[str, weakref.ref[Handle], Asked] | None = None
+        self._known: KnownCall | None = None
 
     @property
     def descriptor(self) -> MatrixDescriptor:
@@ -127,13 +148,32 @@ class Handle:
             held = whole._held = (pattern is not None and Held.of(pattern, whole.local)) or False
         return (held, *self._at) if held else None
 
+    def known_call(self, given: Sequence[Any]) -> Asked | None:
+        """Return what the engine was asked for in this call if ``know`` was told of it last; None if not. Local.
+
+        Args:
+            given: the routine and its arguments.
+
+        Raises:
+            ClosedError: the context is broken.
+        """
+        known, ctx = self._known, self.context
+        if known is None or not known._is_of(given) or ctx.is_closed or ctx.control.gone():
+            return None
+        ctx.check_open()
+        return known.asked
+
+    def know(self, given: Sequence[Any], asked: Asked) -> None:
+        """Remember what the engine is asked for in a call that begins with this matrix, or writes it. Local."""
+        self._known = KnownCall(given, asked)
+
     # -- views: nothing moves
 
     def _view(self, at: tuple[int, int, int, int, bool]) -> Self:
         """Return the view at another place in the same matrix. Local."""
         view = object.__new__(type(self))
         view.context = self.context
-        view._descriptor = view._array = view.asked = None
+        view._descriptor = view._array = view._known = None
         view._view_of = self if self._view_of is None else self._view_of
         view._at = at
         return view

@@ -109,10 +109,16 @@ class MatrixCall(UserCall[Any]):
 
     # -- at a glance
 
-    def run(self) -> Any:
-        """Compute. Collective over the context."""
-        how, found = self._how, None
-        if self.direct and type(how["algo"]) is str and how["algo"] == "auto" and self.routine in FAMILIES:
+    def run(self, *, voted: bool = False) -> Any:
+        """Compute; ``voted``: the ranks have voted on it, and did not agree. Collective over the context."""
+        algo, found = self._how["algo"], False if voted else None
+        if (
+            found is None
+            and self.direct
+            and type(algo) is str
+            and algo == "auto"
+            and self.routine in FAMILIES
+        ):
             found = self.directly()
         if found is None:
             self.find_context()

@@ -200,6 +200,28 @@ def _sums_again(ctx):
         yield f"sums {count}", unlike(np.array(found), np.array([x @ y, x @ y, x @ x, x.sum(), x @ y]))
         yield f"inverse {count}", misplaced_view(pb.linalg.inv(square), np.linalg.inv(whole))
         v.local[...] += 1
+    for count in range(3):  # and so are routines that write vectors: a change of any argument is seen
+        alpha = float(1 + count // 2)
+        for op in "NT":
+            pb.blas.gemv(square, v, op_a=op, alpha=alpha, out=w)
+            yield f"gemv {count} {op}", misplaced_view(w, alpha * whole @ v.allgather())
+        before = w.allgather()
+        pb.blas.axpy(v, w, alpha=alpha, out=w)
+        pb.blas.scal(w, alpha=alpha, out=w)
+        pb.blas.swap(v, w)
+        yield f"axpy, scal, swap {count}", misplaced_view(v, alpha * (before + alpha * w.allgather()))
+        v.local[...] = np.arange(len(v.local))[:, None] - 3
+    v.local.flags.writeable = ctx.rank > 0
+    wrong = agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.blas.gemv, square, w, out=v)
+    v.local.flags.writeable = True
+    yield "read-only vector", wrong
+    if ctx.size > 1:  # the same as before on one rank only
+        pb.blas.gemv(square, v, out=w)
+        given = {"alpha": 2.0} if ctx.rank == 0 else {}
+        yield (
+            "unlike",
+            agreed_error(ctx, pb.RankMismatchError, ["alpha"], pb.blas.gemv, square, v, out=w, **given),
+        )
     kept = ["dot", "dot", "asum", "dot"]
     sums = [each for each in packed if each in kept]
     yield "prepared", None if sums == kept * 3 else f"{packed}"
