@@ -28,6 +28,7 @@ SMALL = (256, 256, 256)  # whose GPU time hides behind the host's
 NCCL = "NCCL + cuBLAS"
 CALLS, WARM_UP = 60, 12
 TOKENS = 4  # numbers of tokens that take turns
+MORE = 2048  # tokens from which ever new numbers of them come down
 
 
 class Case:
@@ -69,12 +70,20 @@ class Case:
             turn[0] += 1
             function(some[turn[0] % TOKENS], w, ctx)
 
+        more = torch.randn(rows + MORE, x.shape[1], device="cuda", dtype=torch.bfloat16)
+        left = [len(more)]
+
+        def new() -> None:
+            left[0] -= size
+            function(more[: left[0]], w, ctx)
+
         self.runs: dict[str, Callable[[], Any]] = {
             "layer": self._without_gradients(lambda: layer(x)),
             "layer with gradients": lambda: layer(needs),
             "forward and backward": back,
             "pblasmp.torch": lambda: function(x, w, ctx),
             f"{TOKENS} token counts in turn": changing,
+            "ever new token counts": new,
             "pblasmp": lambda: plain(x, w, ctx),
         }
         self.plan = pb.plan(plain, x, w, ctx)
