@@ -305,10 +305,12 @@ def prepare(
 
 def prepare_alone(
     engine: Engine, problem: AnyProblem, options: Options, operands: Operands
-) -> tuple[str, Product, Verdicts] | None:
-    """Return the algorithm, the product and the verdicts that ``prepare`` would, without asking other ranks. Local.
+) -> tuple[int, Product, Verdicts] | None:
+    """Return the product and the verdicts that ``prepare`` would, without asking other ranks. Local.
 
-    None if they must be asked. The ranks have yet to agree that all have taken the same algorithm.
+    Returns:
+        Before them the algorithm's number, by which the ranks have yet to agree that all have taken the same one. None
+        if they must be asked.
     """
     known = known_for(engine, problem, options)
     measured = _measured(engine, problem, options, operands.follows, alone=True)
@@ -318,7 +320,11 @@ def prepare_alone(
         if found is None:
             return None
         if not isinstance(found, str):
-            return name, found, partial(_verdicts, known, problem, options, measured, name, refused)
+            return (
+                [*known].index(name),
+                found,
+                partial(_verdicts, known, problem, options, measured, name, refused),
+            )
         refused[name] = found
     return None
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ..engines.method import known_for, prepare_alone
+from ..engines.method import prepare_alone
 from ..logs import logger
 from .plans import Plan, UserCall
 
@@ -122,7 +122,7 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
     except Exception:  # noqa: BLE001 - what is wrong is found again where the ranks agree
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
-    taken = 0 if made is None else list(known_for(ctx.engine, task.problem, task.options)).index(made[0])
+    taken = -1 if made is None else made[0]
     with ctx.running(call.name, checks=False):
         if ctx.all_repeat(call.name, hash((number, taken, *varied)) & _VOTES, True) is None:
             return False

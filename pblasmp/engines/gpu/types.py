@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from ...bindings import ComputeType, DataType, DiagType, FillMode, MatmulAlgoType, Operation, SideMode
@@ -31,6 +33,7 @@ _COMPUTE = {
 }
 
 
+@cache
 def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
     """Return the compute type for operands of ``dtype``.
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from ....errors import ArgumentError, UnsupportedError
+from ...direct.asked import host_address
 from ..types import DATA_TYPES, OPS, compute_type
 from .views import View
 
@@ -506,11 +508,19 @@ _ATTRIBUTES = {
 
 def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:
     """Set an attribute of a descriptor, a preference or a layout."""
+    attribute, dtype = _attribute(lt, kind, name)
+    number = np.array([value], dtype)
+    getattr(lt, f"{kind}_set_attribute")(thing, attribute, host_address(number), number.itemsize)
+
+
+@cache
+def _attribute(lt: Any, kind: str, name: str) -> tuple[int, np.dtype]:
+    """Return an attribute's number and type. Local."""
     attribute = int(getattr(lt, _ATTRIBUTES[kind])[name])
-    number = np.array([value], getattr(lt, f"get_{kind}_attribute_dtype")(attribute))
-    getattr(lt, f"{kind}_set_attribute")(thing, attribute, number.ctypes.data, number.itemsize)
+    return attribute, getattr(lt, f"get_{kind}_attribute_dtype")(attribute)
 
 
+@cache
 def _data_type(dtype: np.dtype) -> int:
     return DATA_TYPES[dtype.name]
 

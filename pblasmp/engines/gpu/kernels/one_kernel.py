@@ -226,8 +226,7 @@ class OneKernel:
         text = source(
             form, dtype.name, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts
         )
-        self._function = loaded(int(device), text, "one_kernel", tiles.shared_bytes, "sm_90a")
-        self._kernel = Kernel(self._function, f"{job_bytes(ranks)}s")
+        self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks)
         kinds = driver.CUtensorMapDataType
         self._kind = (
             kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -238,7 +237,9 @@ class OneKernel:
     def launch(self, job: KernelJob, blocks: int, stream: Any) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
         together = self.tiles.cluster
-        clusters = min(blocks // together, _resident(self._function, self.tiles, blocks))
+        clusters = min(
+            blocks // together, _resident(self._function, together, self.tiles.shared_bytes, blocks)
+        )
         self._kernel(stream, (clusters * together, 1), _THREADS, [self._packed(job)], self.tiles.shared_bytes)
 
     def _packed(self, job: KernelJob) -> bytes:
@@ -285,17 +286,24 @@ class OneKernel:
 
 
 @cache
-def _resident(function: int, tiles: Tiling, blocks: int) -> int:
+def _loaded(device: int, text: str, shared_bytes: int, ranks: int) -> tuple[int, Kernel]:
+    """Return where the kernel is on the current GPU, and what queues it: the same for any sizes. Local."""
+    function = loaded(device, text, "one_kernel", shared_bytes, "sm_90a")
+    return function, Kernel(function, f"{job_bytes(ranks)}s")
+
+
+@cache
+def _resident(function: int, cluster: int, shared_bytes: int, blocks: int) -> int:
     """Return how many clusters of the kernel's blocks the current GPU runs at once. Local."""
     from cuda.bindings import driver
 
     shape, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
     shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     of = shape.value.clusterDim
-    of.x, of.y, of.z = tiles.cluster, 1, 1
+    of.x, of.y, of.z = cluster, 1, 1
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks // of.x * of.x, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = _THREADS, 1, 1
-    config.sharedMemBytes, config.attrs, config.numAttrs = tiles.shared_bytes, [shape], 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = shared_bytes, [shape], 1
     status, clusters = driver.cuOccupancyMaxActiveClusters(function, config)
     check_driver((status,))
     return int(clusters)
