@@ -117,7 +117,8 @@ def operator(
 ) -> Any:
     """Return a new operator of PyTorch. Local.
 
-    Those of ``torch.library.custom_op`` take twice as long to call: they look for aliases among results each time.
+    Those of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
+    time, and go through two functions more, also where no gradient is needed, as in all that is compiled.
 
     Args:
         name, schema: of the operator.
@@ -126,11 +127,42 @@ def operator(
         back, saves: return the gradients, and save what that needs; None: it has none.
     """
     _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, torch.compiler.disable(compute), "CompositeExplicitAutograd")
+    compute = torch.compiler.disable(compute)
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pblasmp::{name}", fake, lib=_LIBRARY)
-    if back is not None:
-        torch.library.register_autograd(f"pblasmp::{name}", back, setup_context=saves, lib=_LIBRARY)
-    return getattr(torch.ops.pblasmp, name).default
+    made = getattr(torch.ops.pblasmp, name).default
+    if back is not None and saves is not None:
+        _LIBRARY.impl(name, _differentiable(made, compute, back, saves), "Autograd", with_keyset=True)
+    return made
+
+
+def _differentiable(
+    made: Any, compute: Callable[..., Any], back: Callable[..., Gradients], saves: Callable[..., None]
+) -> Callable[..., Any]:
+    """Return what an operator does where gradients may be needed. Local."""
+    below, after = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
+
+    def forward(*given: Any) -> Any:
+        *args, keys = given
+        with below():
+            return made.redispatch(keys & after, *args)
+
+    function: Any = type(
+        f"{made.name()}.autograd",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(lambda node, given, y: saves(node, given[:-1], y)),
+            "backward": staticmethod(lambda node, *gradients: (*back(node, *gradients), None)),
+        },
+    )
+
+    def call(keys: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return function.apply(*args, keys)
+        return compute(*args) if is_eager(*args[:3]) else forward(*args, keys)
+
+    return call
 
 
 def refuse_transforms(call: str) -> None:
