@@ -104,7 +104,7 @@ def eigh(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
-    Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYEVR; ELPA, elpa_eigenvectors; cuSOLVERMp,
+    Source: LAPACK, ?SYEVD, ?HEEVD and ?SYGVD; ScaLAPACK, P?SYEVD and P?SYNTRD; ELPA, elpa_eigenvectors; cuSOLVERMp,
     cusolverMpSyevd.
 
     Example:

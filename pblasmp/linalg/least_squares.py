@@ -92,7 +92,8 @@ def lstsq(
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
         b: as many rows as op(A), in any layout.
         rcond: singular values that are at most ``rcond`` times the largest are taken as zero. None: eps max(m, n), as
-            in NumPy; a negative number: eps. "full rank": there are none.
+            in NumPy, which computes float32 in float64 and takes that eps; a negative number: eps. "full rank": there
+            are none.
         trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
         out: where to write X, with as many rows as op(A) has columns; by default a new matrix in B's blocks.
         algo: "auto", or the name of an algorithm; with ``rcond`` one of ``svd``.

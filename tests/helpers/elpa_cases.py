@@ -25,6 +25,10 @@ def cases(ctx: pb.Context, rng: np.random.Generator, count: int) -> Iterator[tup
         n = int(rng.integers(max(1, ctx.size), 50))
         yield spectral_cases.eigh(ctx, rng, dtype, n, "elpa", place=place, kind=kind)
     yield spectral_cases.eigh(ctx, rng, "complex128", 1, "elpa", kind="all")
+    whole = np.diag(np.arange(8.0)) + 1
+    for size in (1e-70, 1e-5, 1e70):
+        w = pb.linalg.eigvalsh(ctx.scatter(whole * size, block=2), algo="elpa") / size
+        yield f"{size}", None if np.allclose(w, np.linalg.eigvalsh(whole)) else f"{w}"
     w, v = pb.linalg.eigh(ctx.zeros((0, 0)), algo="elpa")
     yield "empty", None if w.shape == (0,) and v.shape == (0, 0) else f"{w} {v.shape}"
 

@@ -95,7 +95,9 @@ class FakeElpa:
         for (rows, cols), (*_, part, _) in zip(places, told, strict=True):
             whole[np.ix_(rows, cols)] = part[: len(rows)]
         assert np.array_equal(whole, whole.conj().T), "ELPA reads both triangles"
-        values, vectors = np.linalg.eigh(whole)
+        size = max(abs(whole.real).max(), abs(whole.imag).max())
+        wrong = 0 < size < 1  # as ELPA's results of small elements are
+        values, vectors = np.linalg.eigh(np.zeros_like(whole) if wrong else whole)
         mine[...] = np.nan  # it is overwritten
         _array(w, (n,), np.dtype(dtype.char.lower()))[: set_["nev"]] = values[: set_["nev"]]
         if z is not None:

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from scipy.linalg import block_diag
 
 import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
@@ -44,6 +45,7 @@ def by_scalapack(comm, count):
                 shape = int(rng.integers(1, 50)), int(rng.integers(max(3, ctx.size), 50))
                 yield cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
         yield from too_small(ctx)
+        yield from in_blocks(ctx, rng)
         if ctx.size != 2:
             return
         patch.setattr(spectral_libraries.METHODS[0], "most", 0)
@@ -52,7 +54,7 @@ def by_scalapack(comm, count):
         whole = positive(rng, 30, "float64")
         with pb.plan(la.eigh, cases.good(ctx, rng, whole), subset_by_index=(0, 3)) as plan:
             said = str(plan.report())
-            yield "report", None if "scalapack" in said and "p?syevr" in said else said
+            yield "report", None if "scalapack" in said and "p?syntrd" in said else said
             w, _ = plan()
             yield "plan", None if np.allclose(w, np.linalg.eigvalsh(whole)[:4]) else f"{w}"
         patch.setattr(Scalapack, "call", lambda *_: 3)
@@ -61,6 +63,23 @@ def by_scalapack(comm, count):
         yield "no convergence", agreed_error(ctx, pb.FactorizationError, words, la.eigh, a)
         words = ["svd: the matrix has singular values that the library does not find"]
         yield "no svd", agreed_error(ctx, pb.FactorizationError, words, la.svd, a)
+
+
+def in_blocks(ctx, rng):
+    """A few eigenpairs of matrices that split into blocks, of which p?syevr finds others, or none for ever."""
+    for equal in (False, True):
+        parts = []
+        for k in [1, 2, 3, 4] * 6:
+            q, _ = np.linalg.qr(rng.standard_normal((k, k)))
+            part = q * (np.ones(k) if equal else rng.standard_normal(k)) @ q.T
+            parts.append((part + part.T) / 2)
+        whole = block_diag(*parts)
+        expected = np.linalg.eigvalsh(whole)
+        for start in (0, 17, 46):
+            a = ctx.scatter(whole, block=(7, 5))
+            w, v = la.eigh(a, subset_by_index=(start, start + 12), algo="scalapack")
+            right = np.allclose(w, expected[start : start + 13]) and pb.verify(la.eigh, a, found=(w, v))
+            yield f"blocks {equal} from {start}", None if right else f"{w - expected[start : start + 13]}"
 
 
 def too_small(ctx):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
-from ..arrays import move, same_memory
+from ..arrays import move, new_part, same_memory, window_of
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
 from ..product import Product
 from ..protocol import Engine, Method
@@ -54,13 +54,20 @@ class ScalapackProduct(SpectralProduct):
         self.path = f"ScaLAPACK, p?{self._routine}" + (", on moved matrices" if self.moved else "")
 
     @property
+    def _few(self) -> bool:
+        """Whether so few eigenvectors are asked for that one rank is as fast with them as all ranks with all."""
+        p, size = self._problem, self._engine.transport.size
+        count = 0 if p.subset is None or p.d is None else p.subset[1] - p.subset[0] + 1
+        return 0 < 2 * size * count**2 <= p.a.shape[0] ** 2
+
+    @property
     def _routine(self) -> str:
         """The routine's name without the letter of its type."""
         p = self._problem
         if p.routine == "svd":
             return "gesvd"
         family = "he" if p.a.dtype.kind == "c" else "sy"
-        return family + ("ev" if p.d is None else "evd" if p.subset is None else "evr")
+        return family + ("ev" if p.d is None else "ntrd" if self._few else "evd")
 
     @property
     def _more(self) -> int:
@@ -70,35 +77,62 @@ class ScalapackProduct(SpectralProduct):
 
     @property
     def _works(self) -> list[np.dtype | Array]:
-        """The types of the workspaces of the eigenvalue routines."""
+        """The types of the workspaces of p?syev, p?syevd and p?syntrd."""
         dtype = self._a.dtype
         real = [np.dtype(dtype.char.lower())] if dtype.kind == "c" else []
-        integers = [np.dtype(np.int32)] if self._problem.d is not None else []
+        integers = [np.dtype(np.int32)] if self._routine.endswith("d") and not self._few else []
         return [dtype, *real, *integers]
 
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
+        if z is not None and self._few:
+            return self._few_eigenvalues(a, z)
         p, n, library = self._problem, self._a.shape[0], self._library
-        real = np.dtype(p.a.dtype.char.lower())
-        values = np.zeros(n, real)
-        first, last = p.subset or (0, n - 1)
+        values = np.zeros(n, p.a.dtype.char.lower())
         of_a = library.operand(self._a, a)
         of_z = library.operand(self._a, a if z is None else z)
-        shared: tuple[Any, ...]
-        if z is None or p.subset is None:
-            shared = ("N" if z is None else "V", "L", n, *of_a, values, *of_z)
-        else:
-            # With fewer vectors than a block has columns, its p?ormtr refuses the workspace: wrong vectors, and INFO 0.
-            start = max(0, min(first, last + 1 - self._a.block[0]))
-            stop = max(last + 1, min(n, start + self._a.block[0]))
-            found = np.zeros(2, np.int32)
-            bound = np.zeros(1, real)
-            shared = (
-                "V", "I", "L", n, *of_a, bound, bound.copy(), start + 1, stop, found[:1], found[1:], values, *of_z,
-            )  # fmt: skip
+        shared = ("N" if z is None else "V", "L", n, *of_a, values, *of_z)
         info = library.call(self._routine, p.a.dtype, shared, self._works, p.routine, self._more)
-        if z is not None and p.subset is not None:
-            return info, values[first - start : last + 1 - start], first - start
-        return info, values[first : last + 1], 0
+        first, last = p.subset or (0, n - 1)
+        return info, values[first : last + 1], first
+
+    def _few_eigenvalues(self, a: Array, z: Array) -> tuple[int, Array, int]:
+        """Compute those of a tridiagonal matrix by LAPACK on one rank, by bisection and inverse iteration.
+
+        ScaLAPACK 2.2's own p?syevr returns eigenvalues of other indices, and other vectors, of matrices that split into
+        blocks, or ranks wait for each other for ever.
+        """
+        p, engine, library, work = self._problem, self._engine, self._library, self._a
+        assert p.subset is not None
+        rank, comm = engine.transport.rank, engine.transport.comm
+        n, count, real = work.shape[0], p.subset[1] - p.subset[0] + 1, np.dtype(p.a.dtype.char.lower())
+        _, cols = work.global_indices(rank)
+        diagonal, beside, tau = (np.zeros(max(1, len(cols)), each) for each in (real, real, p.a.dtype))
+        of_a = library.operand(work, a)
+        shared: tuple[Any, ...] = ("L", n, *of_a, diagonal, beside, tau)
+        library.call(self._routine, p.a.dtype, shared, self._works, p.routine)
+        whole = np.zeros((2, n))
+        if work.grid.coords(rank)[0] == 0:  # all process rows have the same numbers
+            whole[:, cols] = diagonal[: len(cols)], beside[: len(cols)]
+        comm.sum_into(whole)
+        alone = MatrixDescriptor((n, count), (n, count), Grid(1, 1), dtype=p.a.dtype, order="F")
+        vectors = new_part(engine, alone)
+
+        def compute() -> Array:
+            from scipy.linalg import eigh_tridiagonal
+
+            found: Array
+            found, vectors[...] = eigh_tridiagonal(
+                whole[0], whole[1, :-1], select="i", select_range=p.subset, lapack_driver="stebz"
+            )
+            return found.astype(real)
+
+        info, values = self._alone(compute)
+        wanted = slice(None), slice(count)
+        move(engine, alone, work[wanted], (vectors, window_of(z, work, rank, wanted)))
+        shared = ("L", "L", "N", n, count, *of_a, tau, *library.operand(work, z))
+        back = "unmtr" if p.a.dtype.kind == "c" else "ormtr"
+        library.call(back, p.a.dtype, shared, [p.a.dtype], p.routine, self._more)
+        return info, values, 0
 
     def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
         p, library, work = self._problem, self._library, self._a
@@ -119,6 +153,8 @@ class ScalapackProduct(SpectralProduct):
 
 class ElpaProduct(SpectralProduct):
     """Eigenvalues by ELPA."""
+
+    always_scales = True  # of small elements they are wrong
 
     def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
@@ -190,7 +226,7 @@ def _never_ends(p: FactorProblem, size: int) -> bool:
 
 
 class ScalapackMethod(SpectralMethod):
-    """ScaLAPACK's p?syevd, p?syevr, p?gesvd, or those for complex matrices."""
+    """ScaLAPACK's p?syevd, p?syev, p?sytrd with p?ormtr, p?gesvd, or those for complex matrices."""
 
     name = "scalapack"
 

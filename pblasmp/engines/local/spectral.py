@@ -140,6 +140,17 @@ class SpectralProduct(FactorProduct):
                     places[name] = array if is_in(x, work) else new_part(self._engine, work)
         return layouts, places
 
+    def _alone(self, compute: Callable[[], Any]) -> tuple[int, NDArray[Any]]:
+        """Return INFO and the values, which the first rank computes. Collective."""
+        info, values = 0, np.empty(0)
+        with Agreement(self._engine.transport.comm, self._problem.routine):
+            if self._engine.transport.rank == 0:
+                try:
+                    values = compute()
+                except np.linalg.LinAlgError:
+                    info = 1
+        return info, values
+
     def _home(
         self, work: MatrixDescriptor, array: Array, column: int, x: MatrixDescriptor, out: Array
     ) -> None:
@@ -194,17 +205,6 @@ class OneRankProduct(SpectralProduct):
             return values
 
         return self._alone(compute)
-
-    def _alone(self, compute: Callable[[], Any]) -> tuple[int, NDArray[Any]]:
-        """Return INFO and the values, computed on the first rank. Collective."""
-        info, values = 0, np.empty(0)
-        with Agreement(self._engine.transport.comm, self._problem.routine):
-            if self._engine.transport.rank == 0:
-                try:
-                    values = compute()
-                except np.linalg.LinAlgError:
-                    info = 1
-        return info, values
 
 
 class OneRankMethod(SpectralMethod):
