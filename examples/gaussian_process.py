@@ -2,8 +2,8 @@
 # Run: mpirun -n 4 python examples/gaussian_process.py
 """An exact Gaussian process: likelihood, its gradient, and a prediction, from one Cholesky factor of the kernel matrix.
 
-No inducing points and no random traces. Of n points it takes 8 n² bytes for the factor; the derivative of the kernel
-matrix exists in slabs of columns only. On two GPUs:
+No inducing points and no random traces. Of n points it takes 8 n² bytes for the factor; elements are computed in slabs
+of columns, and the derivative of the kernel matrix never exists as a whole. On two GPUs:
 
     mpirun -n 2 python examples/gaussian_process.py --points 100000 --slab 8192 --block 1024
 
@@ -24,7 +24,7 @@ import pblasmp as pb
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--points", type=int, default=500)
-parser.add_argument("--slab", type=int, default=150, help="columns of the derivative at a time")
+parser.add_argument("--slab", type=int, default=150, help="columns whose elements are computed at a time")
 parser.add_argument("--block", type=int, default=64)
 args = parser.parse_args()
 
@@ -59,18 +59,29 @@ def derivative(x, y, length):
     return values
 
 
+def in_slabs(n):
+    """Yield the columns of slabs."""
+    for first in range(0, n, args.slab):
+        yield slice(first, min(first + args.slab, n))
+
+
 def factored(ctx, layout, length):
     """Return the Cholesky factor of the kernel matrix of all points with noise; its scale is left out."""
     xp = ctx.engine.xp  # CuPy on GPUs, which then compute the elements
     known = xp.asarray(points)
+    k = ctx.empty(layout)
+    for columns in in_slabs(n):
 
-    def elements(i, j):
-        values = kernel(known[xp.asarray(i[:, 0])], known[xp.asarray(j[0])], length)
-        _, *diagonal = np.intersect1d(i, j, return_indices=True)
-        values[tuple(map(xp.asarray, diagonal))] += noise**2
-        return values
+        def elements(i, j, of=columns.start):
+            values = kernel(known[xp.asarray(i[:, 0])], known[xp.asarray(of + j[0])], length)
+            _, *diagonal = np.intersect1d(i, of + j, return_indices=True)
+            values[tuple(map(xp.asarray, diagonal))] += noise**2
+            return values
 
-    k = ctx.from_function(elements, layout)
+        slab = k[:, columns]
+        slab[...] = ctx.from_function(
+            elements, slab.descriptor
+        )  # a copy on each rank: it is laid out like the slab
     return pb.linalg.cholesky(k, out=k)  # in the place of K, above whose diagonal nothing is read again
 
 
@@ -87,21 +98,20 @@ def gradient(ctx, factor, y, alpha, length, scale):
     quadratic = trace = 0.0
     xp = ctx.engine.xp
     known = xp.asarray(points)
-    for first in range(0, n, args.slab):
-        last = min(first + args.slab, n)
+    for columns in in_slabs(n):
         slab = ctx.from_function(
-            lambda i, j, of=first: derivative(
+            lambda i, j, of=columns.start: derivative(
                 known[xp.asarray(i[:, 0])], known[xp.asarray(of + j[0])], length
             ),
-            (n, last - first),
+            (n, columns.stop - columns.start),
             block=args.block,
             grid=factor.descriptor.grid,
             order="F",
         )
         along = pb.matmul(slab, alpha, op_a="T")
-        quadratic += float(pb.matmul(alpha[first:last, :], along, op_a="T").trace())
+        quadratic += float(pb.matmul(alpha[columns, :], along, op_a="T").trace())
         pb.linalg.cho_solve((factor, True), slab, out=slab)
-        trace += slab[first:last, :].trace()
+        trace += slab[columns, :].trace()
     by_scale = float(pb.matmul(y, alpha, op_a="T").trace()) - n
     return 0.5 * (scale**2 * quadratic - trace), by_scale
 
