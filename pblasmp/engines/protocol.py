@@ -167,6 +167,9 @@ class Operations(Protocol):
     def factoring(self) -> AbstractContextManager[None]:
         """Return a context for a factorization or a solve, whose products all have sizes of their own."""
 
+    def coarse(self) -> AbstractContextManager[None]:
+        """Return a context in which products in single precision are faster, and less exact, if the engine has such."""
+
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""
 

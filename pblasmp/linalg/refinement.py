@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 SINGLE = {"float64": "float32", "complex128": "complex64"}
 """The type in which a matrix is factored, by its own."""
 
+REFINED = "float32", "tf32"
+"""What the factorization is computed in."""
+
 _MOST = 30  # steps, as LAPACK has it
 _COMFORTABLE = 1e15  # numbers from its inverse on have products and quotients that float32 holds
 
@@ -47,7 +51,7 @@ class Refinement(NamedTuple):
 
 
 def refined(
-    a: Matrix, b: Matrix, *, positive: bool, lower: bool, op: Op, algo: str
+    a: Matrix, b: Matrix, *, positive: bool, lower: bool, op: Op, algo: str, coarse: bool
 ) -> tuple[Matrix | None, Refinement]:
     """Return X with op(A) X = B, None if refinement does not lead to it. Collective over the context.
 
@@ -57,6 +61,7 @@ def refined(
         lower: which triangle of a positive definite A is read.
         op: "N", "T" or "C".
         algo: of the factorization, and of solves with the factors.
+        coarse: products of the factorization may be less exact than in single precision.
     """
     if 0 in b.shape:
         return b.copy(), Refinement(0, 0.0, "")
@@ -66,7 +71,8 @@ def refined(
     if not 0 < size < math.inf:
         return None, Refinement(0, math.nan, f"the infinity norm of A is {size}")
     try:
-        correction = _factored(a, size, positive, lower, op, algo)
+        with a.context.engine.operations.coarse() if coarse else nullcontext():
+            correction = _factored(a, size, positive, lower, op, algo)
     except FactorizationError as fault:  # every rank's
         return None, Refinement(0, math.nan, f"in single precision {str(fault).partition(': ')[2]}")
     bound = math.sqrt(len(a)) * 2 * element_type(a.dtype).roundoff

@@ -30,7 +30,7 @@ from .factorization_call import (
     op_of,
 )
 from .general import cond_estimate
-from .refinement import SINGLE, Refinement, refined
+from .refinement import REFINED, SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
     from ..layout.schemes import Op
@@ -73,7 +73,7 @@ def solve(
     unit_diagonal: bool = False,
     out: Matrix | None = None,
     algo: str = "auto",
-    refine: Literal["float32"] | None = None,
+    refine: Literal["float32", "tf32"] | None = None,
     return_info: Literal[False] = False,
 ) -> Matrix: ...
 @overload
@@ -87,7 +87,7 @@ def solve(
     unit_diagonal: bool = False,
     out: Matrix | None = None,
     algo: str = "auto",
-    refine: Literal["float32"],
+    refine: Literal["float32", "tf32"],
     return_info: Literal[True],
 ) -> tuple[Matrix, Refinement]: ...
 def solve(
@@ -100,7 +100,7 @@ def solve(
     unit_diagonal: bool = False,
     out: Matrix | None = None,
     algo: str = "auto",
-    refine: Literal["float32"] | None = None,
+    refine: Literal["float32", "tf32"] | None = None,
     return_info: bool = False,
 ) -> Matrix | tuple[Matrix, Refinement]:
     """Return X with A X = B. Collective over the context.
@@ -118,7 +118,8 @@ def solve(
         algo: "auto", or the name of an algorithm.
         refine: "float32": factor A in single precision, complex matrices in complex64, and refine X until the residual
             of each column is as small as that of float64 factors. If that fails, since A is singular in single
-            precision or its condition exceeds about 1e7, A is factored in its own type after all.
+            precision or its condition exceeds about 1e7, A is factored in its own type after all. "tf32": on GPUs the
+            factorization's products round to the 11 bits of TF32, which allow conditions up to about 1e3.
         return_info: with ``refine``: return ``(X, info)``; ``info`` is a :class:`Refinement`.
 
     If the reciprocal of A's condition number in the 1-norm is estimated below ``numpy.finfo(a.dtype).eps``, every rank
@@ -371,8 +372,8 @@ class _RefinedSolve(_Solve):
         """Note what does not fit a refined solve."""
         self.check_flags("return_info")
         dtype = self["a"].dtype.name
-        if not one_of(self.refine, ("float32",)):
-            expected = "'float32'" if self.refine is None else "None or 'float32'"
+        if not one_of(self.refine, REFINED):
+            expected = ("" if self.refine is None else "None, ") + "'float32' or 'tf32'"
             self.wrong(f"refine: expected {expected}, got {short_repr(self.refine)}")
         elif dtype not in SINGLE:
             self.fault(f"a: expected {' or '.join(SINGLE)} with refine, got {dtype}")
@@ -389,7 +390,8 @@ class _RefinedSolve(_Solve):
         a, b, lower, algo = self["a"], self["b"], self.how["lower"], self.how["algo"]
         with self.ctx.running(self.name, checks=False), np.errstate(all="ignore"):
             op = cast("Op", self.op)
-            x, info = refined(a, b, positive=self.kind == "pos", lower=lower, op=op, algo=algo)
+            positive, coarse = self.kind == "pos", self.refine == "tf32"
+            x, info = refined(a, b, positive=positive, lower=lower, op=op, algo=algo, coarse=coarse)
             if x is None:
                 logger.info("solve: A is factored in its own type, not refined: %s", info.fallback)
                 how: dict[str, Any] = {"assume_a": self.kind, "lower": lower, "transposed": op, "algo": algo}

@@ -244,6 +244,13 @@ def stream_operations(batch: Callable[..., tuple[Any]]) -> dict[str, Any]:
     }
 
 
+def _to_tf32(x: np.ndarray) -> np.ndarray:
+    """Float32 or complex64 rounded to 11 bits."""
+    parts = np.ascontiguousarray(x).view(np.float32)
+    fractions, exponents = np.frexp(parts.astype(np.float64))
+    return np.ldexp(np.round(fractions * 2048) / 2048, exponents).astype(np.float32).view(x.dtype)
+
+
 class FakeGpu:
     """What one rank sees, and what it did.
 
@@ -327,6 +334,7 @@ class FakeGpu:
         self.fails: tuple[str, str] | None = None
         self.patience, self.stuck, self.connecting = 3600.0, False, False
         self.hopeless: Callable[[], bool] = lambda: False
+        self.tf32 = False  # whether cuBLAS rounds float32
         self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.null_windows = null_windows
@@ -887,6 +895,10 @@ class FakeGpu:
             assert address
             self.solvers[handle][1] = nbytes
 
+        def set_math_mode(handle: int, mode: int) -> None:
+            self.events.append(("math mode", mode))
+            self.tf32 = mode == 3
+
         def checked(solve: Any) -> Any:
             def call(handle: int, *arguments: Any) -> None:
                 stream, nbytes = self.solvers[handle]
@@ -907,7 +919,8 @@ class FakeGpu:
         }  # fmt: skip
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
-            set_stream=set_stream, set_workspace=set_workspace, **(dict.fromkeys(names, queued) | computed),
+            set_stream=set_stream, set_workspace=set_workspace, set_math_mode=set_math_mode,
+            Math=SimpleNamespace(DEFAULT_MATH=0, TF32_TENSOR_OP_MATH=3), **(dict.fromkeys(names, queued) | computed),
         )  # fmt: skip
 
     def _cublas(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
@@ -981,6 +994,8 @@ class FakeGpu:
                 )
                 wide = np.complex128 if kind.kind == "c" else np.float64
                 left, right = matrix(a, m, k, lda, kind, op_a), matrix(b, k, n, ldb, kind, op_b)
+                if self.tf32 and letter in "sc":
+                    left, right = _to_tf32(left), _to_tf32(right)
                 out = matrix(d, m, n, ldd, kind, 0)
                 result = one * (left.astype(wide) @ right.astype(wide))
                 out[...] = result + other * out.astype(wide) if other else result

@@ -29,7 +29,7 @@ def refined_case(ctx, rng, dtype):
     a, b = placed(ctx, rng, given * scale), placed(ctx, rng, right)
     out = pick(rng, (None, b, placed(ctx, rng, np.zeros_like(right))))
     how = {"lower": lower, "transposed": op, "out": out}
-    x, info = la.solve(a, b, kind, refine="float32", return_info=True, **how)
+    x, info = la.solve(a, b, kind, refine=pick(rng, ("float32", "tf32")), return_info=True, **how)
     name = f"{dtype} {kind} {op} {n} x {width} {scale}"
     if out is not None and x is not out:
         return name, "X is not out"
@@ -88,8 +88,8 @@ def refinement_ends(ctx, rng):
     )  # fmt: skip
     refine = {"refine": "float32"}
     for kind, words, args, how in (
-        (pb.ArgumentError, ["refine: expected None or 'float32', got 'float16'"], (a, b), {"refine": "float16"}),
-        (pb.ArgumentError, ["refine: expected 'float32', got None"], (a, b), {"return_info": True}),
+        (pb.ArgumentError, ["expected None, 'float32' or 'tf32', got 'float16'"], (a, b), {"refine": "float16"}),
+        (pb.ArgumentError, ["refine: expected 'float32' or 'tf32', got None"], (a, b), {"return_info": True}),
         (pb.ArgumentError, ["return_info: expected True or False, got 3"], (a, b), refine | {"return_info": 3}),
         (pb.ArgumentError, ["expected a matrix that is factored"], (a, b), {**refine, "assume_a": "lower triangular"}),
         (pb.ArgumentError, ["float64 or complex128 with refine, got float32"], (single, b), refine),

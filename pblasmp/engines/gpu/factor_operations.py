@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -74,6 +74,10 @@ class GpuFactorOperations(GpuOperations):
             yield
         finally:
             self._factors = before
+
+    def coarse(self) -> AbstractContextManager[None]:
+        """Return a context in which cuBLAS multiplies float32 and complex64 in TF32. Local."""
+        return self._products.in_tf32()
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""

@@ -157,6 +157,10 @@ class HostOperations:
         """Return a context for a factorization, in which nothing is different. Local."""
         return nullcontext()
 
+    def coarse(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing is different. Local."""
+        return nullcontext()
+
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
         return self.factor_width or (_WIDTH if order < _LARGE else _LARGE_WIDTH)

@@ -69,6 +69,7 @@ def everything(comm: Any, path: str) -> Any:
                 yield from without_full_rank(ctx, rng, "float32")
                 yield refined_case(ctx, rng, "float64")
                 yield refined_case(ctx, rng, "complex128")
+                yield from by_tf32(ctx, rng, lib.gpu)
                 for dtype in TYPES:
                     yield conditions_case(ctx, rng, dtype)
                     yield ranked_case(ctx, rng, dtype)
@@ -76,6 +77,20 @@ def everything(comm: Any, path: str) -> Any:
         yield "inverses", None if invert.call_count else "none"
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def by_tf32(ctx: pb.Context, rng: np.random.Generator, gpu: Any) -> Iterator[tuple[str, Any]]:
+    """A factorization in TF32 takes more steps; nothing else is computed in it, also after a failure."""
+    whole = rng.standard_normal((24, 24)) + 6 * np.eye(24)
+    right = rng.standard_normal((24, 2))
+    a, b = (ctx.scatter(x, block=4) for x in (whole, right))
+    x, info = pb.linalg.solve(a, b, refine="tf32", return_info=True)
+    _, exact = pb.linalg.solve(a, b, refine="float32", return_info=True)
+    close = np.allclose(whole @ x.allgather(), right, atol=1e-13) and not info.fallback
+    yield "TF32", None if close and info.iterations > exact.iterations else f"{info} {exact}"
+    minus, words = ctx.eye(24, block=4) * -1.0, ["not positive definite"]
+    failed = agreed_error(ctx, pb.FactorizationError, words, pb.linalg.solve, minus, b, "pos", refine="tf32")
+    yield "no factors", failed or (None if not gpu.tf32 else "TF32 stays")
 
 
 def one_right_hand_side(ctx: pb.Context) -> Iterator[Any]:

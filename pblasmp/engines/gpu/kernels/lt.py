@@ -13,7 +13,8 @@ Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -284,6 +285,16 @@ class LocalProducts:
             self.cublas.set_workspace(self._solver, *workspace)
             self._solves_on = stream, lane
         return self._solver
+
+    @contextmanager
+    def in_tf32(self) -> Iterator[None]:
+        """Return a context in which ``gemm`` and ``trsm`` round factors of single precision to TF32. Local."""
+        modes = self.cublas.Math
+        self.cublas.set_math_mode(self._solver, int(modes.TF32_TENSOR_OP_MATH))
+        try:
+            yield
+        finally:
+            self.cublas.set_math_mode(self._solver, int(modes.DEFAULT_MATH))
 
     def _with_aligned_scales(self, finish: Fused, stream: int, lane: str) -> Fused:
         """Queue copies of the scales whose addresses cuBLASLt does not take. Return ``finish`` with all addresses."""
