@@ -48,6 +48,7 @@ TITLES = {
     "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
     "eigenvalues-mkl": "Eigenvalues and singular values, compared with MKL's ScaLAPACK, called directly",
     "eigenvalues_gpu": "Eigenvalues on GPUs, compared with cuSOLVER and cuSOLVERMp",
+    "refined": "Refined solves",
     "whole_problems": "Whole problems: ",
     "eigenvalues-elpa": "Eigenvalues, compared with Debian's ELPA, called directly",
     "cholesky": "Cholesky factorization by level-3 routines",
@@ -466,6 +467,36 @@ def eigenvalues_on_gpus() -> str:
         for row in run.rows
     ]  # fmt: skip
     return f"{table(['GPUs', 'type', 'n', *names], rows, len(names) + 3)}\n{source(found[-1])}\n"
+
+
+def refined_solves() -> str:
+    """Return the table of how many times as fast as in float64 refined solves are."""
+    found = [run for name, run in results.runs().items() if name.startswith("refined-")]
+    rows = [
+        [
+            run.where, row["case"]["kind"], str(row["case"]["n"]), row["case"]["steps"],
+            *(digits(value) if (value := middle(row, name)) else "" for name in ("float64", "float32")),
+            *(
+                f"{digits(middle(row, name) or 0)}, {1 / row['ratios'][name]:.2f}" if name in row["ratios"] else ""
+                for name in ("refined", "refined from TF32")
+            ),
+        ]
+        for run in found
+        for row in run.rows
+    ]  # fmt: skip
+    if not rows:
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    head = [
+        "where",
+        "assume_a",
+        "n",
+        "steps",
+        "float64, s",
+        "float32, s",
+        "refined, s and gain",
+        "from TF32, s and gain",
+    ]
+    return f"{table(head, rows, 5)}\n{source(found[-1])}\n"
 
 
 def whole_problems() -> str:

@@ -140,16 +140,17 @@ def test_ways_of_factorizations():
     assert all(float(row[-1]) >= 1 for row in rows)
 
 
-def test_refined():
+def test_refined(tmp_path):
     command = [*launch.interpreter(), "-m", "benchmarks.refined", "-n", "40", "--pairs", "1", "--block", "16"]
+    command += ["--results", str(tmp_path)]
     done = subprocess.run(
         [str(find_launcher().path), "-n", "2", *command],
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["40"]]
-    assert [row[0] for row in rows] == ["gen", "pos"]
-    assert all(0 < int(row[5]) < 10 and float(row[6]) > 0 for row in rows)
+    rows = load(tmp_path / "refined-2-ranks.json").rows
+    assert [row["case"]["kind"] for row in rows] == ["gen", "pos"]
+    assert all(0 < int(row["case"]["steps"]) < 10 and row["ratios"]["refined"] > 0 for row in rows)
 
 
 def test_rounding(tmp_path):
