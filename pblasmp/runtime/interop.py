@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import as_dtype, element_type, is_float8
+from ..dtypes import as_dtype, element_type, is_float8, is_foreign
 from ..engines.arrays import address
 from ..errors import ArgumentError
 
@@ -57,7 +57,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
     """
     try:
         if not is_torch(array):
-            return engine.take_over(array, dtype)
+            return engine.take_over(_of_jax(array), dtype)
         if loses_gradient(array):
             raise ArgumentError(
                 "a gradient is required, which would be lost: the functions of pblasmp.torch have gradients; "
@@ -81,6 +81,14 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         return engine.take_over(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+
+
+def _of_jax(array: Any) -> Any:
+    """Return an array itself, or a NumPy array over one of JAX's on the host whose type DLPack's readers lack. Local."""
+    if hasattr(array, "addressable_shards") and is_foreign(array.dtype):
+        if all(device.platform == "cpu" for device in array.devices()):
+            return np.asarray(array)
+    return array
 
 
 class Shard(NamedTuple):

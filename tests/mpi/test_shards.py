@@ -124,8 +124,11 @@ def jax_arrays(comm, port):
                 a = jax.make_array_from_callback(whole.shape, sharding, lambda index, of=whole: of[index])
                 x = ctx.from_dlpack_shards(a)
                 yield f"{spec}", None if np.array_equal(x.allgather(), whole) else f"{x.local}"
-                at = a.addressable_shards[0].data.unsafe_buffer_pointer()
-                yield f"{spec} no copy", None if x.local.ctypes.data == at else "a copy"
+                narrow = a.astype("bfloat16")  # which NumPy does not read by DLPack
+                for each, of in ((x, a), (ctx.from_dlpack_shards(narrow), narrow)):
+                    at = of.addressable_shards[0].data.unsafe_buffer_pointer()
+                    right = each.local.ctypes.data == at and each.dtype == of.dtype
+                    yield f"{spec} {of.dtype} no copy", None if right else "a copy"
                 words, everything = ["read-only"], (slice(None), slice(None))
                 yield "write", agreed_error(ctx, pb.ArgumentError, words, x.__setitem__, everything, 0)
                 y = pb.matmul(x, x.T)[:, :4]  # block-cyclic, then as JAX has it
