@@ -84,11 +84,10 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
 
 
 def _of_jax(array: Any) -> Any:
-    """Return an array itself, or a NumPy array over one of JAX's on the host whose type DLPack's readers lack. Local."""
-    if hasattr(array, "addressable_shards") and is_foreign(array.dtype):
-        if all(device.platform == "cpu" for device in array.devices()):
-            return np.asarray(array)
-    return array
+    """Return an array, as NumPy's over the same memory if it is JAX's on the host of a type that DLPack lacks. Local."""
+    of_jax = hasattr(array, "addressable_shards") and is_foreign(array.dtype)
+    on_host = of_jax and all(device.platform == "cpu" for device in array.devices())
+    return np.asarray(array) if on_host else array
 
 
 class Shard(NamedTuple):
