@@ -84,7 +84,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
 
 
 def _of_jax(array: Any) -> Any:
-    """Return an array, as NumPy's over the same memory if it is JAX's on the host of a type that DLPack lacks. Local."""
+    """Return an array; one of JAX's on the host, of a type that DLPack lacks, as NumPy's over its memory. Local."""
     of_jax = hasattr(array, "addressable_shards") and is_foreign(array.dtype)
     on_host = of_jax and all(device.platform == "cpu" for device in array.devices())
     return np.asarray(array) if on_host else array
