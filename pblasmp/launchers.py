@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import LibraryNotFoundError
-from .extras import install
+from .errors import LibraryNotFoundError, install
 
 PROCESSES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
 """What the processes of launchers are called."""

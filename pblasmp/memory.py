@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from typing import Any, Protocol
 
-from .errors import LibraryNotFoundError, UnsupportedError
-from .extras import install
+from .errors import LibraryNotFoundError, UnsupportedError, install
 
 
 class SymmetricHeap(Protocol):

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
-from ..extras import install
+from ..errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError, install
 from .enums import SolverStatus, Status
 from .solver_table import OLDEST_SOLVER, SOLVER_FUNCTIONS
 from .table import FUNCTIONS, OLDEST, Function, ctype

@@ -6,8 +6,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from ..errors import ArgumentError, LibraryNotFoundError
-from ..extras import required
+from ..errors import ArgumentError, LibraryNotFoundError, required
 from .signals import INTERRUPTED, end_on_signals, let_signals_end, settle
 
 __all__ = ["main"]

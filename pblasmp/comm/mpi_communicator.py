@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError
-from ..extras import install
+from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError, install
 from ..launchers import Surroundings, parent_rank, surroundings
 from .communicator import Array, Communicator, Request, Votes, chunks, chunks_of_elements, described
 from .locations import Location

@@ -23,9 +23,9 @@ from ..errors import (
     LayoutError,
     LibraryNotFoundError,
     faults_text,
+    required,
     short_repr,
 )
-from ..extras import required
 from ..layout.descriptor import MatrixDescriptor
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid, as_grid

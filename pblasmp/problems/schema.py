@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from ..dtypes import ELEMENT_TYPES
-from ..errors import LayoutError, faults_text, short_repr
-from ..extras import required
+from ..errors import LayoutError, faults_text, required, short_repr
 from ..layout.factor_problem import FactorRoutine
 from ..layout.routines import ROUTINES
 from ..layout.schemes import FORMS, SCHEMES

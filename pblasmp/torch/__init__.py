@@ -14,7 +14,7 @@ Importing this module imports PyTorch; pblasmp itself never does.
 
 from __future__ import annotations
 
-from ..extras import install
+from ..errors import install
 
 try:
     import torch  # noqa: F401

@@ -260,8 +260,7 @@ def test_an_exception_names_the_case_before(launch):
 
 @starts_ranks
 def test_no_launcher_is_a_failure(monkeypatch, tmp_path):
-    from pblasmp.errors import LibraryNotFoundError
-    from pblasmp.extras import install
+    from pblasmp.errors import LibraryNotFoundError, install
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

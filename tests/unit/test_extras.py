@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from pblasmp import extras
+from pblasmp import errors
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers.fresh import run_fresh
 from tests.helpers.mpi import ROOT
 
 
 def test_in_a_clone():
-    assert extras.install("cu13") == f"pip install -e '{ROOT}[cu13]' (the extra pblasmp[cu13])"
+    assert errors.install("cu13") == f"pip install -e '{ROOT}[cu13]' (the extra pblasmp[cu13])"
 
 
 class Installed:
@@ -44,14 +44,14 @@ def test_elsewhere(monkeypatch, tmp_path, kind):
             raise importlib.metadata.PackageNotFoundError(name)
         return Installed(url)
 
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "pblasmp" / "extras.py"))
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site-packages" / "pblasmp" / "errors.py"))
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     expected = (
         f"pip install '{source}[mpi]' (the extra pblasmp[mpi])"
         if kind == "local"
         else "pip install 'pblasmp[mpi]'"
     )
-    assert extras.install("mpi") == expected
+    assert errors.install("mpi") == expected
 
 
 ALONE = """
@@ -127,10 +127,10 @@ def test_what_is_missing_is_named_with_its_extra(script, absent, missing, extra)
 
 
 def test_errors_of_other_modules_pass():
-    with pytest.raises(ZeroDivisionError), extras.required("tests", "cli"):
+    with pytest.raises(ZeroDivisionError), errors.required("tests", "cli"):
         print(1 / 0)
     with (
         pytest.raises(LibraryNotFoundError, match=r"tests need no_such_module: .*\[cli\]"),
-        extras.required("tests", "cli"),
+        errors.required("tests", "cli"),
     ):
         import no_such_module  # noqa: F401

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import element_type
-from ...errors import LibraryNotFoundError
-from ...extras import required
+from ...errors import LibraryNotFoundError, required
 from ..arrays import blas_operand, scale
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from ...comm import Agreement, Communicator
 from ...dtypes import element_type
-from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
-from ...extras import install
+from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError, install
 from ...layout import Grid, MatrixDescriptor
 
 MPICH, OPEN_MPI = "MPICH", "Open MPI"

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import DTYPES, FLOAT8, is_foreign
-from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
-from ...extras import install
+from ...errors import ArgumentError, LibraryNotFoundError, install, not_two, short_repr
 from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .formats import check_chunks, check_version, errors_naming, parts_of, reserve
 from .temporary import PATIENCE_SECONDS, check_kind, followed, is_being_written

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dtypes import is_foreign
-from ...errors import ArgumentError, LibraryNotFoundError, not_two, short_repr
-from ...extras import install
+from ...errors import ArgumentError, LibraryNotFoundError, install, not_two, short_repr
 from ...layout.descriptor import MatrixDescriptor, MemoryOrder
 from .formats import check_chunks, errors_naming, parts_of
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype

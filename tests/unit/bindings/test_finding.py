@@ -16,8 +16,7 @@ import pytest
 
 from pblasmp.bindings import Library, SolverLibrary
 from pblasmp.bindings.c_library import ENVIRONMENT
-from pblasmp.errors import LibraryNotFoundError, StatusError, UnsupportedError
-from pblasmp.extras import install
+from pblasmp.errors import LibraryNotFoundError, StatusError, UnsupportedError, install
 from tests.helpers.recorder import build
 
 

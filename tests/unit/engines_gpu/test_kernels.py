@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.kernels.compiler import Kernel
+from pblasmp.engines.gpu.kernels.compiler import Kernel, stand_in
 from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, common_run, vector_width
-from pblasmp.engines.gpu.kernels.stand_ins import stand_in
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 from tests.helpers import fakelapack

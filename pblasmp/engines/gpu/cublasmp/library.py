@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....bindings import GridLayout, Library, LoggerCallback
-from ....errors import LibraryNotFoundError, PblasmpError
-from ....extras import install
+from ....errors import LibraryNotFoundError, PblasmpError, install
 from ....layout import Grid
 from ....memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ...arrays import overlap

@@ -14,7 +14,7 @@ from ....layout.intersection import Stretches
 from ...direct import Asked
 from ...direct.spans import Span, spread
 from ...direct.sub_matrix import SubMatrix, UnfitError
-from ..kernels.stand_ins import is_stand_in, placed, stand_in
+from ..kernels.compiler import is_stand_in, placed, stand_in
 from ..kernels.views import Move, View, moves
 
 if TYPE_CHECKING:

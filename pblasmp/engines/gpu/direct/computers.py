@@ -12,17 +12,20 @@ from typing import Any
 
 from ....layout import Trapezoid
 from ....layout.pieces import Rectangle, even_runs, pieces
-from ...direct.blas_form import (
+from ...direct.spans import Span, whole_span
+from ...direct.sub_matrix import (
+    SubMatrix,
+    UnfitError,
     factors_of_product,
     factors_of_update,
     moved_in_place,
     old_values,
+    same_elements,
+    same_rank,
     sided_words,
     start_of_update,
     triangular_words,
 )
-from ...direct.spans import Span, whole_span
-from ...direct.sub_matrix import SubMatrix, UnfitError, same_elements, same_rank
 from ..kernels.kernels import Deal, Tile
 from ..types import DIAGONALS, FILLS, OPS, SIDES
 from .builder import CallBuilder, Compute, CublasMatrix, Queue

@@ -22,7 +22,7 @@ from ...direct import FAMILIES, Asked, Moved, Part
 from ...direct.asked import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ...product import RecordedGraph
-from ..kernels.stand_ins import beginning, stand_in
+from ..kernels.compiler import beginning, stand_in
 from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
 from .computers import added, matmul, sided, triangular, updated
 

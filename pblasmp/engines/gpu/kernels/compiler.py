@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels: compiled by NVRTC when they are first needed, kept on disk, queued with little work of the host."""
+"""CUDA kernels: compiled by NVRTC when they are first needed, kept on disk, queued with little work of the host.
+
+Addresses may be stand-ins for real ones, so that work is prepared once and then placed wherever operands are. A
+stand-in has the number of some memory in its highest byte, which no real address uses, and is as far behind the
+stand-in of that memory's beginning as the real address is behind the real one.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,34 @@ import numpy as np
 from ....errors import ArgumentError, StatusError
 from ....trust import make_private, open_trusted
 from ...direct.asked import host_address
-from .stand_ins import placed
+
+ALIGNED = 16  # bytes: kernels that copy so many at a time are chosen by addresses
+_SHIFT = 56
+_OFFSET = (1 << _SHIFT) - 1
+
+
+def stand_in(number: int, address: int = 0) -> int:
+    """Return the stand-in for an address in memory ``number``, from 1 to 255, aligned alike. Local."""
+    return (number << _SHIFT) + address % ALIGNED
+
+
+def beginning(address: int) -> int:
+    """Return the base with which a stand-in for an address is placed there. Local."""
+    return address - address % ALIGNED
+
+
+def is_stand_in(address: int) -> bool:
+    """Return whether it is one. Local."""
+    return address > _OFFSET
+
+
+def placed(address: int, bases: Mapping[int, int]) -> int:
+    """Return the real address, given the base of each memory by its number; a real one stays as it is. Local."""
+    return address if address <= _OFFSET else bases[address >> _SHIFT] + (address & _OFFSET)
+
 
 _ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
-_ALIGNED = 64  # bytes, of the first argument: descriptors of TMA begin at a multiple
+_BEGINNING = 64  # bytes, of the first argument: descriptors of TMA begin at a multiple
 
 Grid = tuple[int, int]
 
@@ -98,8 +127,8 @@ class Kernel:
         self._starts = np.cumsum([0, *sizes[:-1]], dtype=np.uint64)
         self._function, self._more = function, () if meets else (0,)
         self._queue = driver.launchCooperativeKernel if meets else driver.launchKernel
-        memory: Any = np.zeros(self._struct.size + _ALIGNED, np.uint8)
-        self._memory: Any = memory[-host_address(memory) % _ALIGNED :]
+        memory: Any = np.zeros(self._struct.size + _BEGINNING, np.uint8)
+        self._memory: Any = memory[-host_address(memory) % _BEGINNING :]
         self._places = self._starts + np.uint64(host_address(self._memory))
         self._place = host_address(self._places)
 

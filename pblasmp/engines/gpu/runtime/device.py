@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ....comm import Communicator, machine, machines_of, share_of_cores
-from ....errors import LibraryNotFoundError, UnsupportedError
-from ....extras import install
+from ....errors import LibraryNotFoundError, UnsupportedError, install
 from ....trust import fault_of
 from ..kernels.compiler import kernel_folder
 
