@@ -8,7 +8,7 @@ each a ``Method``. Those that every engine can run are written once, in terms of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -314,10 +314,18 @@ class Traits:
         return self.computes_foreign or not any(map(is_foreign, dtypes))
 
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
 class Engine(Protocol):
     """Arrays, operations and transport of one kind of machine. Local unless said otherwise.
 
+    What it does unless an engine does otherwise is for ranks that queue nothing, have no GPU, and never idle.
+
     Attributes:
+        operations: the operations of a rank on its own arrays.
+        transport: how ranks exchange data.
+        methods: its algorithms; of several with one name that serve a problem the first counts.
         name: "host" or "cublasmp", for reports.
         why: why this engine was chosen.
         traits: what its algorithms and plans need to know of its kind.
@@ -327,13 +335,19 @@ class Engine(Protocol):
         direct: computes calls that need no plan; None if it has none.
     """
 
-    measured: Any
+    operations: Operations
+    transport: Transport
+    methods: Sequence[Method]
+    measured: Any = None
     direct: Direct | None
     name: str
     why: str
     traits: Traits
     xp: Any
-    device: Any
+    device: Any = None
+
+    def __repr__(self) -> str:
+        return f"<engine {self.name}: {self.why}>"
 
     @property
     def machine(self) -> str:
@@ -344,20 +358,9 @@ class Engine(Protocol):
         """Names and versions of the libraries that compute and communicate."""
 
     @property
-    def operations(self) -> Operations:
-        """The operations of a rank on its own arrays."""
-
-    @property
-    def transport(self) -> Transport:
-        """How ranks exchange data."""
-
-    @property
     def remarks(self) -> tuple[str, ...]:
         """What the runs so far did otherwise than planned, for the reports of plans."""
-
-    @property
-    def methods(self) -> Sequence[Method]:
-        """Its algorithms; of several with one name that serve a problem the first counts."""
+        return ()
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
@@ -369,9 +372,11 @@ class Engine(Protocol):
 
         On GPUs, later work on the current stream, whose new arrays get their memory, waits for their last use.
         """
+        return lambda: None
 
     def recycle(self, array: LocalArray) -> None:
         """Let later symmetric arrays reuse the memory of this one, which is no longer used. Collective."""
+        return
 
     def take_over(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.
@@ -432,15 +437,19 @@ class Engine(Protocol):
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which this rank's GPU, if it has one, is the current one; calls take it in their turn."""
+        return _NOTHING
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another library's stream of that GPU."""
+        return _NOTHING
 
     def graphs(self) -> Graphs | None:
         """Return a store for a product's CUDA graphs, None if the engine has no graphs. Local."""
+        return None
 
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
+        return
 
     def prepare_move(
         self,
@@ -457,12 +466,15 @@ class Engine(Protocol):
 
     def can_idle(self) -> bool:
         """Return whether all that it holds may stay while nobody uses it. Local."""
+        return False
 
     def idle(self) -> None:
         """Give back what it has changed in this process, until ``resume``, and keep everything else. Local."""
+        return
 
     def resume(self) -> None:
-        """Change it again after ``rest``. Local."""
+        """Change it again after ``idle``. Local."""
+        return
 
     def close(self) -> None:
         """Free everything. Collective over the context."""

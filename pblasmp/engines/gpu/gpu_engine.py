@@ -21,7 +21,7 @@ from ...layout.pieces import Trapezoid
 from .. import dense
 from ..direct import Direct
 from ..product import Product
-from ..protocol import Method, Traits
+from ..protocol import Engine, Method, Traits
 from ..tensor.algorithms import MESSAGES
 from . import cusolvermp, gpu_transport
 from .cublasmp import cublasmp_product as cublasmp
@@ -48,7 +48,7 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-class GpuEngine:
+class GpuEngine(Engine):
     """GPU ranks. Making and closing one is collective over ``comm``.
 
     Args:
@@ -72,7 +72,6 @@ class GpuEngine:
         fast_products=True,
         computes_foreign=False,
     )
-    measured: Any = None
     direct: Direct | None
     methods: Sequence[Method] = METHODS
 
@@ -108,9 +107,6 @@ class GpuEngine:
     def version(self) -> int:
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.cublasmp.version
-
-    def __repr__(self) -> str:
-        return f"<engine {self.name}: {self.why}>"
 
     @property
     def machine(self) -> str:
@@ -255,16 +251,6 @@ class GpuEngine:
     ) -> Product:
         """Prepare a move on the GPUs. Collective over the context."""
         return prepare_move(self, self.session, source, target, arrays, part)
-
-    def can_idle(self) -> bool:
-        """Return False: a GPU's memory is for whoever uses it. Local."""
-        return False
-
-    def idle(self) -> None:
-        """Do nothing: it never idles. Local."""
-
-    def resume(self) -> None:
-        """Do nothing: it never idles. Local."""
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""

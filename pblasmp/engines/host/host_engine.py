@@ -8,8 +8,7 @@ import functools
 import os
 import platform
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from .. import dense
 from ..arrays import overlap
 from ..composite import ExchangeMove
 from ..direct import Direct, alias
-from ..protocol import Method, Operations, Traits, Transport
+from ..protocol import Engine, Method, Operations, Traits, Transport
 from ..tensor import algorithms
 from . import blas, spectral_libraries
 from .blas import ThreadLimit
@@ -50,11 +49,10 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-_NOTHING = nullcontext()
 _LITTLE = 16 << 20  # bytes of buffers that an engine which idles may keep
 
 
-class HostEngine:
+class HostEngine(Engine):
     """CPU ranks. Making and closing one is collective over ``comm``.
 
     BLAS gets the cores of the machine divided by the ranks of the job on it, unless an environment variable such as
@@ -71,10 +69,7 @@ class HostEngine:
         fast_products=False,
         computes_foreign=True,
     )
-    remarks: tuple[str, ...] = ()
-    measured: Any = None
     xp: Any = np
-    device: Any = None
     methods: Sequence[Method] = METHODS
 
     def __init__(self, comm: Communicator, why: str) -> None:
@@ -119,9 +114,6 @@ class HostEngine:
             self._library, self._buffers, operations, transport, alike=alike
         )
 
-    def __repr__(self) -> str:
-        return f"<engine {self.name}: {self.why}>"
-
     @property
     def machine(self) -> str:
         """This rank's processor. Local."""
@@ -131,13 +123,6 @@ class HostEngine:
     def libraries(self) -> str:
         """BLAS and NumPy. Local."""
         return f"{blas.described(self._library)}, NumPy {np.__version__}"
-
-    def lifetime(self) -> Callable[[], None]:
-        """Return a function that does nothing: here nothing is queued. Local."""
-        return lambda: None
-
-    def recycle(self, array: NDArray[Any]) -> None:
-        """Do nothing: here the garbage collector frees memory. Local."""
 
     def empty(
         self,
@@ -229,20 +214,6 @@ class HostEngine:
     def overlap(self, a: NDArray[Any], b: NDArray[Any]) -> bool:
         """Return whether two local arrays have an element in common. Local."""
         return overlap(a, b)
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: the rank has no GPU. Local."""
-        return _NOTHING
-
-    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: the host has no streams. Local."""
-        return _NOTHING
-
-    def graphs(self) -> None:
-        """Return None: there are no graphs. Local."""
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing is ever queued here. Local."""
 
     def prepare_move(
         self,
