@@ -514,7 +514,7 @@ class Method:
 
     def cost(self, engine: Engine, problem: Any, options: Options) -> float:
         """Return its relative time by rule; "auto" takes the lowest, or the first of equals. Local."""
-        raise NotImplementedError
+        return self.least
 
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> Product:
         """Return the product. Collective over the context."""

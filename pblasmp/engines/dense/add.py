@@ -211,7 +211,7 @@ class SumProduct(QueuedProduct):
 class AddMethod(Method):
     """Sums of matrices: op(A) moves to where D is."""
 
-    name = "moved"
+    name, least = "moved", 2.0
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.shape == "added"
@@ -220,9 +220,6 @@ class AddMethod(Method):
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
         return type_refusal(engine, problem, options, operands)
-
-    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        return 2.0
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

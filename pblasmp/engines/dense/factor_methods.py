@@ -87,7 +87,7 @@ _TALL = ("lu", "qr", "lstsq")  # of whose panels a rank has all rows at a time
 class PanelsMethod(Method):
     """Matrices are moved to panels, block columns that ranks have whole, computed with there, and moved back."""
 
-    name = "panels"
+    name, least = "panels", 1.0
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, FactorProblem) and problem.routine in _JOBS
@@ -100,9 +100,6 @@ class PanelsMethod(Method):
         (rows, _), dtype = problem.a.shape, problem.a.dtype
         most = engine.operations.tallest(dtype)
         return "" if rows <= most else f"{rows} rows: these GPUs factor {most} at most, of {dtype.name}"
-
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 1.0
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands

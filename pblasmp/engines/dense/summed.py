@@ -237,9 +237,6 @@ class SumMethod(Method):
         why = type_refusal(engine, problem, options, operands)
         return why or travel_refusal(options.comm_dtype, travels)
 
-    def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
-        return self.least
-
     def prepare(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands
     ) -> ReducedProduct:

@@ -228,7 +228,7 @@ class CusolvermpProduct(SpectralProduct):
 class CusolvermpMethod(Method):
     """cuSOLVERMp's syevd."""
 
-    name = "cusolvermp"
+    name, least = "cusolvermp", 2.0
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, FactorProblem) and problem.routine == "eigh"
@@ -238,9 +238,6 @@ class CusolvermpMethod(Method):
     ) -> str:
         solver = solver_of(session_of(engine))
         return solver if isinstance(solver, str) else ""
-
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 2.0
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands

@@ -228,7 +228,7 @@ def _never_ends(p: FactorProblem, size: int) -> bool:
 class ScalapackMethod(SpectralMethod):
     """ScaLAPACK's p?syevd, p?syev, p?sytrd with p?ormtr, p?gesvd, or those for complex matrices."""
 
-    name = "scalapack"
+    name, least = "scalapack", 1.0
 
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
@@ -244,9 +244,6 @@ class ScalapackMethod(SpectralMethod):
         found = scalapack_of(engine)
         return found if isinstance(found, str) else ""
 
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 1.0
-
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
     ) -> Product:
@@ -258,7 +255,7 @@ class ScalapackMethod(SpectralMethod):
 class ElpaMethod(SpectralMethod):
     """ELPA's one-stage solver."""
 
-    name = "elpa"
+    name, least = "elpa", 0.9
 
     def serves(self, problem: AnyProblem) -> bool:
         """Return whether these are eigenvalues. Local."""
@@ -272,9 +269,6 @@ class ElpaMethod(SpectralMethod):
             return f"ELPA needs at least as many rows as its {grid} have: take fewer ranks"
         found = elpa_of(engine)
         return found if isinstance(found, str) else ""
-
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        return 0.9
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands

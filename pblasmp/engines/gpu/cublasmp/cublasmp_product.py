@@ -382,6 +382,7 @@ class Level3Method(Method):
     """cuBLASMp's routine of level 3, if it has one."""
 
     name = "cublasmp"
+    least = 9.0  # 3 to 11 times as slow as the others on four H200, in blocks of 256: benchmarks/results
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
@@ -404,9 +405,6 @@ class Level3Method(Method):
         _, reasons = nearest_level3(p, library.version)
         # Other algorithms take the operands without moving them; if it is named, it moves them.
         return "; ".join(reasons) if options.algo == "auto" else ""
-
-    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        return 9.0  # 3 to 11 times as slow as the others on four H200, in blocks of 256: benchmarks/results
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
