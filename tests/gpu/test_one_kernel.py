@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.dtypes import FLOAT8
 from pblasmp.engines.gpu.kernels.one_kernel import PARTS
 from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
 from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
@@ -20,6 +21,8 @@ SIZES = [
     (1024, 640, 264),
     (2049, 1800, 513),
 ]
+EIGHT = [(1, 16, 16), (5, 32, 48), (131, 80, 112), (300, 528, 1008), (1024, 640, 272), (2049, 1808, 528)]
+E4, E5 = "float8_e4m3fn", "float8_e5m2"
 RUNS = 1000
 
 
@@ -40,6 +43,45 @@ def test_sizes(ctx, form, dtype, sizes):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", E4, E5])
+@pytest.mark.parametrize("operands", [(E4, E4), (E5, E4), (E4, E5)])
+def test_8_bits(ctx, form, dtype, operands):
+    """Sums of odd tiles, the largest result, which rows beyond the last one do not raise; a bias and relu."""
+    if dtype == E5 and E5 not in operands:
+        return  # as cuBLASLt
+    for sizes in EIGHT:
+        product = Product(ctx, form, sizes, dtype, operands)
+        if needs_tokens(form, sizes, ctx.size):
+            continue
+        product.check(product())
+        assert float(product.amax[0]) == np.abs(product.expected).max()
+        y = product(bias=product.local_bias + 100, activation="relu")
+        followed = np.maximum(product.expected + product.bias_here + 100, 0)
+        product.check(y, followed)
+        assert float(product.amax[0]) == followed.max()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_8_bits_are_added_as_by_cublaslt(ctx, form):
+    """The tensor cores add few of them before float32 does: as near to float64 as the other algorithms."""
+    import cupy
+
+    product, rng = Product(ctx, form, (512, 256, 8192), "float16", (E4, E4)), np.random.default_rng(ctx.rank)
+    x, w = (rng.uniform(0, 1, of.shape).astype(FLOAT8[E4]) for of in (product.x, product.w))
+    product.x, product.w = (cupy.asarray(values.view(np.uint8)) for values in (x, w))
+    if form == "matmul_allgather":
+        x = ctx.comm.bcast(x, root=0)
+        product.x = cupy.asarray(x.view(np.uint8))
+    parts = ctx.comm.allgather(x.astype(float) @ w.astype(float).T)
+    exact = np.hstack(parts) if form == "matmul_allgather" else sum(parts)[product.part]
+    errors = {}
+    for algo in ("one_kernel", "nccl", "push"):
+        y = getattr(pb, form)(product.x, product.w, ctx, algo=algo, **product.how).get().astype(float)
+        errors[algo] = max(ctx.comm.allgather(float(np.linalg.norm(y - exact) / np.linalg.norm(exact))))
+    assert errors["one_kernel"] < 1.5 * errors["push"], errors
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_blocks_that_add_several_tiles(ctx, form):
     """Blocks use the same shared memory for one tile after the other, whose parts come from every other rank."""
     tokens = 2048 if form == "matmul_reduce_scatter" else 2048 * ctx.size
@@ -55,10 +97,12 @@ def test_blocks_that_add_several_tiles(ctx, form):
         if form == "matmul_allreduce" or way != "exchanged"
     ],
 )  # fmt: skip
-def test_every_way_of_parts(ctx, monkeypatch, form, way):
+@pytest.mark.parametrize("types", [("bfloat16",), ("bfloat16", (E4, E4)), (E4, (E5, E4))])
+def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
     """Also those that the rule takes for other sizes and numbers of ranks; one call follows another."""
     monkeypatch.setattr(algorithms, "way_of_parts", lambda *_: way)
-    products = [Product(ctx, form, sizes) for sizes in ((131, 85, 70), (1024, 640, 264), (2048, 1800, 24))]
+    shapes = ((131, 85, 70), (1024, 640, 264), (2048, 1800, 24)) if types == ("bfloat16",) else EIGHT[2:5]
+    products = [Product(ctx, form, sizes, *types) for sizes in shapes]
     for _ in range(3):
         for product in products:
             y = product(bias=product.local_bias, activation="relu")

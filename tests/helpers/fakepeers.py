@@ -24,8 +24,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
-from pblasmp.dtypes import accumulation_dtype
+from pblasmp.dtypes import DTYPES, accumulation_dtype, is_float8
 from pblasmp.engines.gpu.kernels.compiler import placed
 from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
@@ -743,6 +744,8 @@ class Call:
         self.gpu, self.kernel, self.job = gpu, kernel, job
         self.boxes, self.inboxes, self.at = job.boxes[epoch & 1], job.inboxes[epoch & 1], gpu.peers.of
         self.others = [rank for rank in range(gpu.size) if rank != gpu.rank]
+        self.travels = DTYPES["bfloat16"] if is_float8(job.d.dtype) else job.d.dtype
+        self.operands = [job.x, job.w, *_number(job.scale_x), *_number(job.scale_w), *_number(job.scale_d)]
         arrivals = gpu.peers.arrivals
         self.done = [arrivals.setdefault((rank, f"one_kernel {epoch}"), []) for rank in range(gpu.size)]
 
@@ -755,11 +758,20 @@ class Call:
 
     def product(self, rows: slice) -> np.ndarray:
         x, w = (self.at(view).astype(float) for view in (self.job.x, self.job.w))
-        return self.job.alpha * (x[rows] @ w.T)
+        return self.job.alpha * self.scale("x") * self.scale("w") * (x[rows] @ w.T)
+
+    def scale(self, of: str) -> float:
+        return float(sum(self.at(view)[0, 0] for view in _number(getattr(self.job, f"scale_{of}"))) or 1)
 
     def finished(self, v: np.ndarray) -> np.ndarray:
         v = v if self.job.bias is None else v + self.at(self.job.bias).astype(float)
-        return np.maximum(v, 0) if self.job.activation == "relu" else v
+        v = np.maximum(v, 0) if self.job.activation == "relu" else v
+        for largest in _number(self.job.amax):
+            self.at(largest)[...] = max(self.at(largest)[0, 0], abs(v).max())
+        if is_float8(self.job.d.dtype):
+            most = float(finfo(self.job.d.dtype).max)
+            v = np.clip(self.scale("d") * v, -most, most)
+        return v
 
     def put(self, views: Iterable[View], v: np.ndarray) -> None:
         for view in views:
@@ -796,8 +808,8 @@ class Call:
             self.step(
                 "stores",
                 lambda: self.put(outs, self.finished(self.product(everything))),
-                [job.x, job.w],
-                outs,
+                self.operands,
+                [*outs, *_number(job.amax)],
             )
         if job.copies:
             pairs = [(job.copies[rank], self.box(rank, rank, job.copies[rank])) for rank in self.others]
@@ -812,9 +824,10 @@ class Call:
         job, me = self.job, self.gpu.rank
         share = [slice(*job.starts[rank : rank + 2]) for rank in range(self.gpu.size)]
         like = {
-            rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, job.d.dtype)
+            rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, self.travels)
             for rank in self.others
         }
+        own = View(0, job.d.rows, job.d.cols, 0, self.travels)
         way = self.kernel.tiles.parts
         boxes = self.inboxes if way == "stored" else self.boxes
         # fetched parts are in the boxes of the rank that has computed them
@@ -823,36 +836,37 @@ class Call:
         self.step(
             "sends",
             lambda: [self.send(view, self.product(share[rank])) for rank, view in parts.items()],
-            [job.x, job.w],
+            self.operands,
             list(parts.values()),
         )
-        mine = [box(me, rank, job.d) for rank in self.others]
+        mine = [box(me, rank, own) for rank in self.others]
         take = self.take if way == "stored" else lambda view: self.at(view).astype(float)
         self.step(
             "sums",
             lambda: self.put(outs, self.finished(self.product(share[me]) + sum(map(take, mine)))),
-            [job.x, job.w, *mine],
-            [*outs, *(mine if way == "stored" else [])],
+            [*self.operands, *mine],
+            [*outs, *_number(job.amax), *(mine if way == "stored" else [])],
         )
 
     def _queue_exchange(self) -> None:
         """Every rank stores its part of everything into the inboxes of all others, and adds all."""
         job, me, everything = self.job, self.gpu.rank, slice(None)
-        inbox = lambda to, of: self.box(to, of, job.d, self.inboxes)  # noqa: E731
+        like = View(0, job.d.rows, job.d.cols, 0, self.travels)
+        inbox = lambda to, of: self.box(to, of, like, self.inboxes)  # noqa: E731
         theirs, mine = ([inbox(*pair) for pair in pairs] for pairs in (
             [(rank, me) for rank in self.others], [(me, rank) for rank in self.others],
         ))  # fmt: skip
         self.step(
             "sends",
             lambda: [self.send(view, self.product(everything)) for view in theirs],
-            [job.x, job.w],
+            self.operands,
             theirs,
         )
         self.step(
             "sums",
             lambda: self.put([job.d], self.finished(self.product(everything) + sum(map(self.take, mine)))),
-            [job.x, job.w, *mine],
-            [job.d, *mine],
+            [*self.operands, *mine],
+            [job.d, *_number(job.amax), *mine],
         )
 
     def send(self, view: View, part: np.ndarray) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES
+from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from tests.helpers.copy_products import PRODUCTS
 
 FORMS = [form for form, kinds in PRODUCTS.items() if "one_kernel" in kinds]
@@ -19,15 +20,32 @@ extern "C" __global__ void sleep(long long cycles) { long long t = clock64(); wh
 
 
 class Product:
-    """A product of small integers, whose sums are exact; operands on the GPU, and what NumPy makes of them."""
+    """A product of small integers, whose sums are exact; operands on the GPU, and what NumPy makes of them.
+
+    Args:
+        ctx: on all of whose ranks it is.
+        form, sizes: of a rank.
+        dtype: of the result.
+        operands: the types of X and W, by default the result's.
+    """
 
     def __init__(
-        self, ctx: pb.Context, form: str, sizes: tuple[int, int, int], dtype: str = "bfloat16"
-    ) -> None:
+        self, ctx: pb.Context, form: str, sizes: tuple[int, int, int], dtype: str = "bfloat16",
+        operands: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         import cupy
 
         t, n, k = sizes
-        self.ctx, self.form, self.dtype, size = ctx, form, DTYPES[dtype], ctx.size
+        self.ctx, self.form, self.dtype, size = ctx, form, (DTYPES | FLOAT8)[dtype], ctx.size
+        types = [(DTYPES | FLOAT8)[name] for name in operands or (dtype, dtype)]
+        self.how: dict[str, Any] = {}
+        if operands:
+            self.amax = cupy.zeros(1, np.float32)
+            unit = cupy.full(1, 0.5, np.float32)
+            self.scales = pb.Scales(a=unit, b=2.0, amax=self.amax)
+            self.how = {
+                "x_dtype": operands[0], "w_dtype": operands[1], "dtype": dtype, "scales": self.scales,
+            }  # fmt: skip
         if form in ("allgather_matmul", "matmul_reduce_scatter"):
             t *= size
         if form == "matmul_allgather":
@@ -49,9 +67,12 @@ class Product:
         self.expected = (x @ w.T)[self.part]
         of_bias = outputs if form in ("allgather_matmul", "matmul_allgather") else whole
         self.x, self.w = (
-            cupy.asarray(np.ascontiguousarray(a).astype(self.dtype)) for a in (x[mine], w[weights])
+            cupy.asarray(values.view(np.uint8) if is_float8(kind) else values)
+            for a, kind in zip((x[mine], w[weights]), types, strict=True)
+            for values in [np.ascontiguousarray(a).astype(kind)]
         )
-        self.local_bias = cupy.asarray(self.bias[of_bias].astype(self.dtype))
+        of_type = DTYPES["bfloat16"] if is_float8(self.dtype) else self.dtype
+        self.local_bias = cupy.asarray(self.bias[of_bias].astype(of_type))
         self.bias_here = self.bias[self.part[1]]
 
     @staticmethod
@@ -61,10 +82,13 @@ class Product:
         return values * (rng.random(shape) < 40 / max(shape[1], 40))
 
     def __call__(self, **how: Any) -> Any:
-        return getattr(pb, self.form)(self.x, self.w, self.ctx, algo="one_kernel", **how)
+        return getattr(pb, self.form)(self.x, self.w, self.ctx, algo="one_kernel", **self.how, **how)
 
     def check(self, y: Any, expected: Any = None) -> None:
         """Every rank learns of a fault on any."""
-        expected = self.expected if expected is None else expected
-        wrong = int((y.get().astype(float) != expected.astype(self.dtype).astype(float)).sum())
+        expected, got = self.expected if expected is None else expected, y.get()
+        if is_float8(self.dtype):
+            most = float(ml_dtypes.finfo(self.dtype).max)
+            got, expected = got.view(self.dtype), np.clip(expected, -most, most)
+        wrong = int((got.astype(float) != expected.astype(self.dtype).astype(float)).sum())
         assert self.ctx.comm.allgather(wrong) == [0] * self.ctx.size, (self.form, self.x.shape, self.w.shape)

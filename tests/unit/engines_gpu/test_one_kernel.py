@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblasmp.dtypes import DTYPES
+from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels import one_kernel as kernels
 from pblasmp.engines.gpu.kernels.one_kernel import (
     FORMS,
@@ -20,6 +20,7 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     TILE_ROWS,
     KernelJob,
     OneKernel,
+    Types,
     tiling,
     way_of_parts,
 )
@@ -34,6 +35,8 @@ from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.kernel_order import Order
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
+E4, E5 = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"]
+IN_HALF = Types(HALF, HALF, HALF, HALF)
 SHARED_BYTES = 232448  # of a block on Hopper
 WAYS = [
     *(("matmul_reduce_scatter", way) for way in PARTS if way != "exchanged"),
@@ -55,7 +58,7 @@ def small(monkeypatch):
     monkeypatch.setattr(
         algorithms,
         "OneKernel",
-        lambda form, dtype, ranks, tiles: SimpleNamespace(tiles=tiles, sums=form != "matmul_allgather"),
+        lambda form, types, ranks, tiles: SimpleNamespace(tiles=tiles, sums=form != "matmul_allgather"),
     )
 
 
@@ -71,8 +74,9 @@ class Product:
             name: how.pop(name, shares(total, size)) if name in SPLIT[form] else (total,)
             for name, total in (("tokens", t), ("outputs", n), ("inputs", k))
         }
-        self.activation = how.pop("activation", None)
-        self.p, self.options = problem(form, size, self.parts, dtype), Options(**how)
+        self.activation, self.scales = how.pop("activation", None), how.pop("scales", None)
+        types = {name: how.pop(name) for name in ("w_dtype", "out_dtype") if name in how}
+        self.p, self.options = problem(form, size, self.parts, dtype, **types), Options(**how)
         rng = np.random.default_rng(t + n + k)
         self.x, self.w = rng.integers(-2, 3, (t, k)), rng.integers(-2, 3, (n, k))
 
@@ -82,30 +86,43 @@ class Product:
 
     def run(self, times: int = 1, seed: int | None = 0, gap: int = 0) -> None:
         """Queue it on every rank, run it, and compare; rows are ``gap`` entries further apart than they must be."""
-        outs, dtype = [], self.p.dtype
+        outs, amax, dtype = [], [], self.p.dtype
         made = [product(gpu, "one_kernel", self.p, self.options) for gpu in self.peers.gpus]
         for rank, gpu in enumerate(self.peers.gpus):
             tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
-            x, w = self.x[:, inputs].astype(dtype), self.w[outputs, inputs].astype(dtype)
+            x, w = self.x[:, inputs].astype(dtype), self.w[outputs, inputs].astype(self.p.w_dtype)
             rows = tokens if self.form == "matmul_reduce_scatter" else slice(None)
-            expected = self.options.alpha * (self.x @ self.w.T)[rows]
+            unit, d_unit = (self.scales[0] * self.scales[1], self.scales[2]) if self.scales else (1, 1)
+            expected = self.options.alpha * unit * (self.x @ self.w.T)[rows]
             put = self.peers.array
             bias = None
             if self.bias is not None:
-                bias = put(rank, self.bias[None, outputs].astype(dtype))
+                bias = put(rank, self.bias[None, outputs].astype(BFLOAT if is_float8(dtype) else dtype))
                 expected = expected + self.bias
             if self.activation:
                 expected = np.maximum(expected, 0)
-            ld = lambda cols: -(-cols // 8) * 8 + gap  # noqa: E731
+            scales, kept = None, []
+            if self.scales:
+                kept = [put(rank, np.full((1, 1), value, np.float32)) for value in (*self.scales, np.nan)]
+                scales = SimpleNamespace(**dict(zip(("a", "b", "d", "amax"), kept, strict=True)))
+                amax.append((kept[-1].values, abs(expected).max()))
+            if is_float8(self.p.out_dtype):
+                expected = np.clip(d_unit * expected, -448, 448).astype(self.p.out_dtype)
+            ld = lambda cols: -(-cols // 16) * 16 + gap  # noqa: E731
             x, w = put(rank, x, ld=ld(x.shape[1])), put(rank, w, ld=ld(w.shape[1]))
             for _ in range(times):
-                out = put(rank, np.full(expected.shape, 77).astype(dtype), ld=ld(expected.shape[1]))
-                queue(made[rank], x, w, None, out, bias, activation=self.activation)
-                gpu.use(x, w, out, *([] if bias is None else [bias]))
+                out = put(
+                    rank, np.full(expected.shape, 77).astype(self.p.out_dtype), ld=ld(expected.shape[1])
+                )
+                queue(made[rank], x, w, None, out, bias, scales, activation=self.activation)
+                gpu.use(x, w, out, *([] if bias is None else [bias]), *kept)
                 outs.append((out.values, expected))
         self.peers.run(seed)
         for out, expected in outs:
             np.testing.assert_array_equal(out.astype(float), expected.astype(float))
+        if self.form != "matmul_reduce_scatter" and amax:  # the largest of all ranks is told to all of them later
+            amax = [(np.max([found for found, _ in amax]), amax[0][1])]
+        assert [np.max(found) for found, _ in amax] == [largest for _, largest in amax]
 
 
 @pytest.mark.parametrize(("form", "way"), WAYS)
@@ -124,6 +141,18 @@ def test_an_epilogue(small, take, form, way):
     outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
     bias = np.arange(-20, 20)
     Product(Peers(2), form, (13, 40, 12), bias=bias, activation="relu", alpha=2, **outputs).run()
+
+
+@pytest.mark.parametrize(("form", "way"), WAYS)
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_8_bits(small, take, form, way, out):
+    """Scales, a bias, the largest result; an 8-bit one is scaled, and its largest values are those of the type."""
+    take(way)
+    bias, types = np.arange(-24, 24) / 8, {"w_dtype": E5, "out_dtype": (DTYPES | FLOAT8)[out]}
+    bias = None if out == "float16" else bias  # which the model reads as bfloat16
+    outputs = {"outputs": (16, 32)} if form == "matmul_allgather" else {}
+    how = {"bias": bias, "alpha": 2, "scales": (0.5, 0.125, 128.0)} | types | outputs
+    Product(Peers(2), form, (13, 48, 32), E4, **how).run(times=2)
 
 
 @pytest.mark.parametrize(("form", "way"), WAYS)
@@ -163,9 +192,18 @@ def test_memory_that_no_tensor_map_reaches_is_copied(small, form):
 
 
 @pytest.mark.parametrize(("how", "why"), [
-    ({"dtype": DTYPES["float32"]}, "for bfloat16 and float16"),
+    ({"dtype": DTYPES["float32"]}, "for bfloat16, float16 and 8-bit floats, not float32"),
     ({"out_dtype": DTYPES["float32"]}, "a single type"),
+    ({"w_dtype": HALF}, "a single type"),
     ({"comm_dtype": DTYPES["float32"]}, "a single type"),
+    ({"dtype": E4, "w_dtype": E5, "out_dtype": HALF, "inputs": (16, 16)}, ""),
+    ({"dtype": E4, "out_dtype": E4, "inputs": (16, 16), "comm_dtype": HALF}, ""),
+    ({"dtype": E4, "out_dtype": DTYPES["float32"], "inputs": (16, 16)}, "a single type of 16 bits"),
+    ({"dtype": E4, "out_dtype": E4, "inputs": (16, 16), "comm_dtype": DTYPES["float32"]}, "of 16 bits"),
+    ({"dtype": E4, "out_dtype": BFLOAT, "inputs": (16, 16), "comm_dtype": HALF}, "a single type of 16 bits"),
+    ({"dtype": E4, "out_dtype": BFLOAT, "inputs": (16, 16), "outputs_first": False}, "outputs × inputs"),
+    ({"dtype": E5, "w_dtype": E5, "out_dtype": BFLOAT, "inputs": (16, 16)}, "both float8_e5m2"),
+    ({"dtype": E4, "out_dtype": BFLOAT}, "multiples of 16 inputs"),
     ({"outputs_first": False}, "outputs × inputs"),
     ({"beta": 1}, "adds no C"),
     ({"alpha": 1j}, "real alpha"),
@@ -182,7 +220,8 @@ def test_what_is_refused(how, why):
     parts |= {name: how.pop(name) for name in parts if name in how}
     options = {name: how.pop(name) for name in ("alpha", "beta", "comm_dtype", "compute") if name in how}
     p = problem("matmul_allreduce", 2, parts, **({"dtype": BFLOAT} | how))
-    assert why in kind.why_not(gpu, p, Options(**options))
+    found = kind.why_not(gpu, p, Options(**options))
+    assert why in found if why else not found
 
 
 @pytest.mark.parametrize(("asked", "beside_others", "left"), [
@@ -283,13 +322,13 @@ def test_the_rule_is_asked_about_the_whole_result(small, monkeypatch, form):
     monkeypatch.setattr(algorithms, "way_of_parts", lambda *sizes: asked.append(sizes) or "sent")
     outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
     Product(Peers(2), form, (13, 40, 12), **outputs).run()
-    inputs = 12 if form == "matmul_allgather" else 6
-    assert asked == [(form, 2, 13, 40, inputs, Peers(2).gpus[0].multiprocessors)] * 2
+    line = 24 if form == "matmul_allgather" else 12  # bytes
+    assert asked == [(form, 2, 13, 40, line, Peers(2).gpus[0].multiprocessors)] * 2
 
 
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
-    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, inputs, 132) == "fetched"  # noqa: E731
+    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, 2 * inputs, 132) == "fetched"  # noqa: E731
     assert [fetches("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
     assert not fetches("matmul_reduce_scatter", 4, 2048)
     assert fetches("matmul_allreduce", 2, 1024)
@@ -374,9 +413,6 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     """However many plans use it; GPUs, forms and tilings are told apart."""
     here, nvrtc = SimpleNamespace(device=0), FakeNvrtc(monkeypatch)
     nvrtc.driver.cuCtxGetDevice = lambda: (0, here.device)
-    nvrtc.driver.CUtensorMapDataType = SimpleNamespace(
-        CU_TENSOR_MAP_DATA_TYPE_FLOAT16=6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16=9
-    )
     launches = SimpleNamespace(driver=SimpleNamespace(launchKernel=None, launchCooperativeKernel=None))
     for name in ("cupy_backends", "cupy_backends.cuda"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
@@ -386,7 +422,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
-        functions.append(OneKernel(form, HALF, 2, tiles)._function)
+        functions.append(OneKernel(form, IN_HALF, 2, tiles)._function)
     assert len(nvrtc.modules) == len(set(functions)) == len(asked)
     assert functions == functions[: len(asked)] * 3
     assert set(nvrtc.targets) == {"sm_90a"}
@@ -399,10 +435,11 @@ class _Packed(ctypes.Structure):
     _fields_ = (
         ("maps", ctypes.c_char * 128 * 5), ("control", ctypes.c_uint64), ("flags", ctypes.c_uint64 * 3),
         ("boxes", ctypes.c_uint64 * 3 * 2),
-        ("inboxes", ctypes.c_uint64 * 3 * 2), ("bias", ctypes.c_uint64), ("starts", ctypes.c_int * 4),
+        ("inboxes", ctypes.c_uint64 * 3 * 2), ("bias", ctypes.c_uint64), ("scales", ctypes.c_uint64 * 3),
+        ("amax", ctypes.c_uint64), ("starts", ctypes.c_int * 4),
         ("row_blocks", ctypes.c_int), ("col_blocks", ctypes.c_int), ("steps", ctypes.c_int), ("rank", ctypes.c_int),
         ("cols", ctypes.c_int), ("capacity", ctypes.c_int), ("tiles", ctypes.c_int),
-        ("activation", ctypes.c_int), ("bias_is_float", ctypes.c_int), ("alpha", ctypes.c_float),
+        ("activation", ctypes.c_int), ("bias_type", ctypes.c_int), ("alpha", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -415,7 +452,7 @@ def test_packed_arguments():
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
     job = KernelJob(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]],
               [[60, 61, 62], [70, 71, 72]], 7, 1, copies,
-              View(50, 1, 72, 72, np.dtype(np.float32)), "gelu", 0.5)  # fmt: skip
+              View(50, 1, 72, 72, np.dtype(np.float32)), "gelu", 0.5, 81, 82, 83, 84)  # fmt: skip
     packed = kernel._packed(job)
     assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
     got = _Packed.from_buffer_copy(packed)
@@ -426,14 +463,38 @@ def test_packed_arguments():
     ]  # fmt: skip
     assert (got.control, list(got.flags), [list(b) for b in got.boxes]) == (20, [21, 22, 23], job.boxes)
     assert [list(b) for b in got.inboxes] == job.inboxes
-    assert (got.bias, got.bias_is_float) == (50, 1)
+    assert (got.bias, got.bias_type, list(got.scales), got.amax) == (50, 2, [81, 82, 83], 84)
     assert (list(got.starts), got.steps, got.rank, got.cols) == ([0, 40, 80, 119], 2, 1, 72)
     assert (got.capacity, got.tiles, got.activation, got.alpha) == (7, kernel.tiles.count, 2, 0.5)
 
 
+@pytest.mark.parametrize("dtype", [HALF, E4])
+def test_steps_and_boxes_of_k_are_128_bytes(dtype):
+    kernel, boxes = object.__new__(OneKernel), []
+    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132)
+    kernel._map = lambda matrix, box: boxes.append(box) or bytes(128)  # type: ignore[method-assign]
+    x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)
+    packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))
+    inputs = 128 // dtype.itemsize
+    assert [box[1] for box in boxes[:2]] == [inputs] * 2
+    steps = 128 * 4 + 8 * 16 + 4 * 5  # behind maps, addresses, starts and two numbers
+    assert int.from_bytes(packed[steps : steps + 4], "little") == -(-272 // inputs)
+
+
+def test_8_bits_are_multiplied_in_the_instructions_for_their_types():
+    """As many columns at once as registers have room for beside the sums."""
+    for width, columns in ((64, 64), (128, 128), (192, 96), (224, 112), (256, 128)):
+        text = kernels.source(FORMS[0], Types(E5, E4, BFLOAT, BFLOAT), 2, width, 1, 1, 3, "sent")
+        assert f"m64n{columns}k32.f32.e5m2.e4m3" in text
+        assert f"#define WN {columns}\n" in text
+        assert "#define EIGHT 1\n#define HALF 0\n#define RESULT 0\n" in text
+    text = kernels.source(FORMS[2], Types(E4, E4, HALF, E5), 2, 64, 1, 1, 3, "sent")
+    assert "#define EIGHT 1\n#define HALF 1\n#define RESULT 2\n" in text
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_source_has_its_macros(form):
-    text = kernels.source(form, "float16", 4, 128, 2, 2, 5, "stored")
+    text = kernels.source(form, IN_HALF, 4, 128, 2, 2, 5, "stored")
     head, body = text.split("// SPDX", 1)
     assert f"#define FORM {FORMS.index(form)}\n" in head
     assert "m64n128k16.f32.f16.f16" in head

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A product and its communication in one persistent kernel, for Hopper (sm_90a).
 //
-// D = f(alpha X W^T + bias) in tiles of 128 x BN; X and W row-major, 16-bit floats, sums in float32. Each block has three
-// warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, every warp has a task of its own:
+// D = f(alpha X W^T + bias) in tiles of 128 x BN; X and W row-major, 16-bit or 8-bit floats, sums in float32. Each block has
+// three warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, every warp has a task of its own:
 //   warp 0 loads tiles of X and W by TMA, several steps of k ahead;
 //   warp 1 fetches what other ranks have computed of this rank's tiles;
 //   warp 2 stores results, to D or to this rank's boxes, and raises a flag for each tile where it is needed;
@@ -12,13 +12,15 @@
 // Blocks of a cluster multiply tiles one below the other, which need the same W: each loads a part of it, for all.
 //
 // Macros: RANKS, BN (columns of a tile), CLUSTER (blocks of a cluster), STAGES (steps of k in flight), SLOTS (stagings),
-// HALF (1: float16, 0: bfloat16), WGMMA(d, a, b, adds), FORM:
+// WGMMA(d, a, b, adds), which multiplies 32 bytes of k by WN columns, and the types: EIGHT (1: X and W have 8 bits),
+// HALF (parts of sums travel in float16 if 1, in bfloat16 if 0), RESULT (D has that type if 0; 1: e4m3, 2: e5m2), FORM:
 //   0 reduce-scatter   1 all-reduce   2 gathered output
 // and PARTS, how other ranks' parts of a sum get to the one that adds them:
 //   0 sent to its boxes by TMA   1 fetched from the boxes of the rank that has computed them
 //   2 stored, from registers, into its inbox   3 the same, and all ranks add all tiles (all-reduce)
 #define BM 128
-#define BK 64
+#define LINE 128                       // bytes of k in a step
+#define BK (LINE / (EIGHT ? 1 : 2))
 #define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
 #define PULLS (PARTS == 1)
 #define STORES (FORM < 2 && PARTS > 1)  // parts go to inboxes
@@ -29,6 +31,7 @@
 #define CALL 65536  // more than there are blocks
 #define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
+#define DONE (PART / (RESULT ? 2 : 1))  // of one that is a result
 
 typedef unsigned char u8; typedef unsigned int u32; typedef unsigned long long u64;
 
@@ -42,8 +45,10 @@ struct alignas(64) Job {
   u8* boxes[2][RANKS];        // by parity, likewise: [source][tile], or [tile] if no parts travel in them
   u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile]
   const void* bias;           // one entry for each column
+  const float *scale_x, *scale_w, *scale_d;  // of 8-bit matrices; null: 1
+  float* amax;                // null, or raised to the largest absolute value of the results, before scale_d
   int starts[RANKS + 1];      // of the shares of the rows
-  int row_blocks, col_blocks, steps, rank, cols, capacity, tiles, activation, bias_is_float;
+  int row_blocks, col_blocks, steps, rank, cols, capacity, tiles, activation, bias_type;
   float alpha;
 };
 
@@ -118,13 +123,13 @@ __device__ __forceinline__ void raise_flag(u32* flag, u32 value)
 __device__ __forceinline__ u64 matrix(u32 at)  // a WGMMA descriptor: k contiguous, swizzled by 128 bytes, 8 rows in 1 KiB
 { return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
 
+__device__ __forceinline__ float of_half(u32 v)
+{ float f; asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(f) : "r"(v)); return f; }
 #if HALF
 __device__ __forceinline__ u32 pack(float a, float b)
 { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
-__device__ __forceinline__ float low(u32 v)
-{ float f; asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(f) : "r"(v)); return f; }
-__device__ __forceinline__ float high(u32 v)
-{ float f; asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,h;}" : "=f"(f) : "r"(v)); return f; }
+__device__ __forceinline__ float low(u32 v) { return of_half(v); }
+__device__ __forceinline__ float high(u32 v) { return of_half(v >> 16); }
 #else
 __device__ __forceinline__ u32 pack(float a, float b)
 { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
@@ -167,9 +172,11 @@ __device__ __forceinline__ Tile tile_at(const Job& job, int position) {
 __device__ __forceinline__ Tile result_at(const Job& job, int position)
 { return tile(job, (job.rank + 1 + position % (RANKS - 1)) % RANKS, position / (RANKS - 1)); }
 
-__device__ __forceinline__ float bias_of(const Job& job, int col) {
+__device__ __forceinline__ float bias_of(const Job& job, int col) {  // of type 0: bfloat16, 1: float16, 2: float32
   if (!job.bias || col >= job.cols) return 0.0f;
-  return job.bias_is_float ? ((const float*)job.bias)[col] : low(((const unsigned short*)job.bias)[col]);
+  if (job.bias_type == 2) return ((const float*)job.bias)[col];
+  const u32 v = ((const unsigned short*)job.bias)[col];
+  return job.bias_type ? of_half(v) : __uint_as_float(v << 16);
 }
 
 // The address, from that of the staging, of 8 columns of a row. Swizzled as TMA does: no two rows of 8 share a bank.
@@ -177,6 +184,25 @@ __device__ __forceinline__ u32 place(int row, int col8) {
   int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = CHUNK == 64 ? row & 7 : (row >> 1) & 3;
   return part * PART + row * (CHUNK * 2) + ((u ^ key) << 4);
 }
+
+#if RESULT
+// Where an 8-bit result of a row is, likewise: no two rows of 8 share a bank.
+__device__ __forceinline__ u32 narrow_place(u32 staging, int row, int col) {
+  const int u = col % CHUNK / 16, key = CHUNK == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
+  return staging + col / CHUNK * DONE + row * CHUNK + ((u ^ key) << 4) + col % 16;
+}
+__device__ __forceinline__ unsigned short narrow(float a, float b) {  // the largest value instead of larger ones
+  unsigned short r;
+#if RESULT == 1
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(r) : "f"(b), "f"(a));
+#else
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0,%1,%2;" : "=h"(r) : "f"(b), "f"(a));
+#endif
+  return r;
+}
+__device__ __forceinline__ void put(u32 to, unsigned short v)
+{ asm volatile("st.shared.u16 [%0],%1;" :: "r"(to), "h"(v) : "memory"); }
+#endif
 
 #define IMAGE (BM * BN * 2)
 __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
@@ -261,7 +287,7 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
     for (int c = 0; c <= BN / CHUNK; c++) {
       if (c < BN / CHUNK) {
         stores_read();
-        pieces.load_next(buffers + (pieces.count & 1) * PART, of + c * PART, PART);
+        pieces.load_next(buffers + (pieces.count & 1) * PART, of + c * DONE, DONE);
       }
       if (c == 0) continue;
       const u32 i = pieces.count - (c < BN / CHUNK ? 2 : 1);
@@ -274,19 +300,42 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
   stored<0>();
 }
 
+// The largest absolute value of a tile's results; below the last row there may be others.
+__device__ __forceinline__ void raise_amax(const Job& job, const Tile& t, const float* sum, int row, int lane) {
+  const int rows = (SUMS ? job.starts[t.owner + 1] - job.starts[t.owner] : job.starts[1]) - t.row_block * BM;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) if (row + (i & 2) * 4 < rows) largest = fmaxf(largest, fabsf(sum[i]));
+  for (int i = 16; i; i >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, i));
+  if (lane == 0) atomicMax((int*)job.amax, __float_as_int(largest));
+}
+
 // Finishes a thread's sums of a tile, and puts them into the staging.
-__device__ __forceinline__ void finish(const Job& job, float* sum, bool finishes, int first_col, u32 staging, int row, int lane) {
+__device__ __forceinline__ void finish(const Job& job, const Tile& t, float* sum, bool finishes, u32 staging, int row, int lane) {
   if (finishes && (job.bias || job.activation)) {
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        const float b = bias_of(job, first_col + 8 * j + 2 * (lane & 3) + q);
+        const float b = bias_of(job, t.col_block * BN + 8 * j + 2 * (lane & 3) + q);
         sum[4 * j + q] = activate(sum[4 * j + q] + b, job.activation);
         sum[4 * j + q + 2] = activate(sum[4 * j + q + 2] + b, job.activation);
       }
     }
   }
+#if EIGHT
+  const int first_row = (threadIdx.x / 32 - 4) * 16 + lane / 4;  // of sum[0] and [1]; [2] and [3] are 8 rows below
+  if (finishes && job.amax) raise_amax(job, t, sum, first_row, lane);
+#endif
+#if RESULT
+  if (finishes) {
+    const float scale = job.scale_d ? *job.scale_d : 1.0f;
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++)
+      put(narrow_place(staging, first_row + (i & 1) * 8, 4 * (i & ~1) + 2 * (lane & 3)), narrow(scale * sum[2 * i], scale * sum[2 * i + 1]));
+    return;
+  }
+#endif
 #pragma unroll
   for (int j = 0; j < VECTORS; j++) {
     u32 r[4];
@@ -298,7 +347,7 @@ __device__ __forceinline__ void finish(const Job& job, float* sum, bool finishes
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) one_kernel(const __grid_constant__ Job job) {
   extern __shared__ u8 memory[];
-  const u32 X_BYTES = BM * BK * 2, STAGE = X_BYTES + BN * BK * 2;
+  const u32 X_BYTES = BM * LINE, STAGE = X_BYTES + BN * LINE;
   const u32 base = (shared(memory) + 1023) & ~1023u, stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
   const u32 barriers = buffers + (COPIES ? 2 * PART : 0);
   const u32 full = barriers, empty = full + 8 * STAGES;           // a step's operands are there; are read
@@ -331,7 +380,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         for (int k = 0; k < job.steps; k++) {
           wait(empty + 8 * stage, phase);
           expect(full + 8 * stage, STAGE);
-          const u32 x = base + stage * STAGE, w = x + X_BYTES + part * (BK * 2);
+          const u32 x = base + stage * STAGE, w = x + X_BYTES + part * LINE;
           load(x, &job.x, k * BK, row, full + 8 * stage);
           if (CLUSTER == 1) load(w, &job.w, k * BK, col, full + 8 * stage);
           else load(w, &job.w, k * BK, col + part, full + 8 * stage, (1 << CLUSTER) - 1);
@@ -394,12 +443,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             stored<0>();
           }
         } else if (!own || COPIES) {
-          store(box_at(job, job.rank, parity, t.owner, number), staging, IMAGE);
+          store(box_at(job, job.rank, parity, t.owner, number), staging, own ? IMAGE / PART * DONE : IMAGE);
           commit();
         }
         if (own) {
           for (int c = 0; c < BN / CHUNK; c++)
-            store(&job.d[job.rank], staging + c * PART, t.col_block * BN + c * CHUNK, t.row_block * BM);
+            store(&job.d[job.rank], staging + c * DONE, t.col_block * BN + c * CHUNK, t.row_block * BM);
           commit();
         }
         stores_read();
@@ -422,10 +471,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     int stage = 0, staged = 0;  // staged: tiles that were handed to warp 2
     u32 phase = 0;
     float sum[BN / 2];
+    float factor = job.alpha;
+#if EIGHT
+    if (job.scale_x) factor *= *job.scale_x;
+    if (job.scale_w) factor *= *job.scale_w;
+#endif
     auto await_slot = [&] { if (staged >= SLOTS) wait(vacant + 8 * (staged % SLOTS), (staged / SLOTS - 1) & 1); };
     auto hand_over = [&](const Tile& t, float* sum, bool finishes) {
       const int slot = staged++ % SLOTS;
-      finish(job, sum, finishes, t.col_block * BN, stagings + slot * IMAGE, row, lane);
+      finish(job, t, sum, finishes, stagings + slot * IMAGE, row, lane);
       fence_proxies();
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
@@ -450,13 +504,37 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #endif
     for (int s = blockIdx.x; s < positions; s += gridDim.x) {
       const Tile t = tile_at(job, s);
+#if EIGHT
+      // The tensor cores add products of 8-bit floats in fewer bits than float32 has: not more than those of a step.
+#pragma unroll
+      for (int i = 0; i < BN / 2; i++) sum[i] = 0.0f;
+      for (int k = 0; k < job.steps; k++) {
+        wait(full + 8 * stage, phase);
+        const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES);
+#pragma unroll
+        for (int n = 0; n < BN; n += WN) {
+          float part[WN / 2];
+          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+          for (int i = 0; i < LINE / 32; i++) { WGMMA(part, x + 2 * i, w + n * (LINE / 16) + 2 * i, i != 0) }
+          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+          for (int i = 0; i < WN / 2; i++) asm volatile("" : "+f"(part[i]) :: "memory");
+          if (n + WN == BN && hears >= 0) arrive_at(empty + 8 * stage, hears);
+#pragma unroll
+          for (int i = 0; i < WN / 2; i++) sum[n / 2 + i] += part[i];
+        }
+        if (++stage == STAGES) { stage = 0; phase ^= 1; }
+      }
+#else
       int previous = -1;
       for (int k = 0; k < job.steps; k++) {
         wait(full + 8 * stage, phase);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        const u64 x = matrix(base + stage * STAGE + half * (64 * BK * 2)), w = matrix(base + stage * STAGE + X_BYTES);
+        const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES);
 #pragma unroll
-        for (int i = 0; i < BK / 16; i++) { WGMMA(sum, x + 2 * i, w + 2 * i, (k | i) != 0) }
+        for (int i = 0; i < LINE / 32; i++) { WGMMA(sum, x + 2 * i, w + 2 * i, (k | i) != 0) }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if (previous >= 0) {
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -469,9 +547,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) asm volatile("" : "+f"(sum[i]) :: "memory");
       if (hears >= 0) arrive_at(empty + 8 * previous, hears);
-      if (job.alpha != 1.0f) {
+#endif
+      if (factor != 1.0f) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i++) sum[i] *= job.alpha;
+        for (int i = 0; i < BN / 2; i++) sum[i] *= factor;
       }
 #if STORES
       const int number = t.row_block * job.col_blocks + t.col_block;
@@ -515,6 +594,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             if (speaks) arrive(taken + 8 * slot);
           }
         }
+        // a narrow result overwrites what others of the block's threads may still read of the last part
+        if (RESULT) asm volatile("bar.sync 3,256;" ::: "memory");
       } else {
         await_slot();
       }

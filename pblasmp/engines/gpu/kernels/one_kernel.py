@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....dtypes import DTYPES, FLOAT8, is_float8
 from .compiler import Kernel, check_driver, loaded
 from .views import View
 
@@ -24,16 +25,17 @@ PARTS = ("sent", "fetched", "stored", "exchanged")
 """How parts of sums get to the ranks that add them, by the number that ``PARTS`` has in the kernel."""
 
 TILE_ROWS = 128
-_STEP = 64  # inputs of a step of k
+_LINE_BYTES = 128  # of k in a step
 _WIDTHS = 64, 128, 192, 224, 256
 _CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
 _WIDEST_EXCHANGE = 128  # columns of a tile: registers have no room for a wider part and the next tile's sums
 _AT_ONCE = {"matmul_reduce_scatter": "stored", "matmul_allreduce": "exchanged"}
+_WIDEST_PART = 128  # columns of a step of k in 8 bits: registers have no room for more beside the sums
 _FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
-_HIDES_PULLS = {"matmul_reduce_scatter": 1536, "matmul_allreduce": 1024}
-"""Inputs of a rank with which it takes as long to multiply a tile as to fetch one."""
+_HIDES_PULLS = {"matmul_reduce_scatter": 3072, "matmul_allreduce": 2048}
+"""Bytes of a row of X with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
 _SHARED_BYTES = 227 << 10  # that a block may use on Hopper
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
@@ -47,6 +49,15 @@ _TILE_COST, _NARROW_COST = 48, 64
 _LAST_TILES = {
     "matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1, "stored": 1, "exchanged": 1.5,
 }  # fmt: skip
+
+
+class Types(NamedTuple):
+    """Element types: X's, W's, that of parts of sums, D's."""
+
+    x: np.dtype
+    w: np.dtype
+    parts: np.dtype
+    d: np.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +104,19 @@ class Tiling:
         return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
 
 
-def way_of_parts(form: str, ranks: int, rows: int, cols: int, inputs: int, blocks: int) -> str:
+def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks: int) -> str:
     """Return how parts of sums travel, one of ``PARTS``. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
         ranks: their number.
         rows, cols: of the sums of all ranks.
-        inputs: that a rank multiplies.
+        line: bytes of a row of X on a rank.
         blocks: that run at once.
     """
     if ranks == _PAIR and form in _AT_ONCE and rows * cols <= _FEW * blocks:
         return _AT_ONCE[form]
-    fetches = ranks == _PAIR and inputs >= _HIDES_PULLS.get(form, inputs + 1)
+    fetches = ranks == _PAIR and line >= _HIDES_PULLS.get(form, line + 1)
     return "fetched" if fetches else "sent"
 
 
@@ -157,7 +168,7 @@ def _stages(width: int, slots: int, buffers: int) -> int:
 
 
 def _step_bytes(width: int) -> int:
-    return (TILE_ROWS + width) * _STEP * 2
+    return (TILE_ROWS + width) * _LINE_BYTES
 
 
 def _other_bytes(width: int, slots: int, buffers: int) -> int:
@@ -185,6 +196,8 @@ class KernelJob:
         bias: one row, or None.
         activation: None, "relu" or "gelu".
         alpha: the factor of the product.
+        scale_x, scale_w, scale_d: addresses of the scales of 8-bit matrices, 0 for none.
+        amax: address of a float32 that is raised to the largest absolute value of this rank's results, 0 for none.
     """
 
     x: View
@@ -201,13 +214,24 @@ class KernelJob:
     bias: View | None = None
     activation: str | None = None
     alpha: float = 1.0
+    scale_x: int = 0
+    scale_w: int = 0
+    scale_d: int = 0
+    amax: int = 0
 
 
 _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2}
+_BIASES = {"bfloat16": 0, "float16": 1, "float32": 2}
+_MAPPED = {
+    DTYPES["float16"]: "FLOAT16", DTYPES["bfloat16"]: "BFLOAT16", **dict.fromkeys(FLOAT8.values(), "UINT8"),
+}  # fmt: skip
+"""Element types as TMA knows them."""
+_WGMMA = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_RESULTS = {"float8_e4m3fn": 1, "float8_e5m2": 2}
 
 
 class OneKernel:
-    """The kernel for one form, type, number of ranks and tiling, on the current GPU. Local.
+    """The kernel for one form, number of ranks and tiling, and for some types, on the current GPU. Local.
 
     Raises:
         StatusError: NVRTC or the driver refuses it.
@@ -217,22 +241,14 @@ class OneKernel:
         sums: whether ranks add parts of each other's.
     """
 
-    def __init__(self, form: str, dtype: np.dtype, ranks: int, tiles: Tiling) -> None:
+    def __init__(self, form: str, types: Types, ranks: int, tiles: Tiling) -> None:
         from cuda.bindings import driver
 
         self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        text = source(
-            form, dtype.name, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts
-        )
+        text = source(form, types, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts)
         self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks)
-        kinds = driver.CUtensorMapDataType
-        self._kind = (
-            kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-            if dtype.name == "float16"
-            else kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-        )
 
     def launch(self, job: KernelJob, blocks: int, stream: Any) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
@@ -248,19 +264,19 @@ class OneKernel:
         results = [*job.copies] or [None] * ranks
         results[job.rank] = job.d
         starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
-        box = (TILE_ROWS, tiles.chunk)
+        box, step = (TILE_ROWS, tiles.chunk), _LINE_BYTES // job.x.dtype.itemsize
         maps = [
-            self._map(job.x, (TILE_ROWS, _STEP)), self._map(job.w, (tiles.width // tiles.cluster, _STEP)),
+            self._map(job.x, (TILE_ROWS, step)), self._map(job.w, (tiles.width // tiles.cluster, step)),
             *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
         addresses = [
             job.control, *job.flags, *job.boxes[0], *job.boxes[1], *job.inboxes[0], *job.inboxes[1],
-            job.bias.address if job.bias else 0,
+            job.bias.address if job.bias else 0, job.scale_x, job.scale_w, job.scale_d, job.amax,
         ]  # fmt: skip
         numbers = [
-            *starts, tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // _STEP), job.rank, job.d.cols,
+            *starts, tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // step), job.rank, job.d.cols,
             job.capacity, tiles.count, _ACTIVATIONS[job.activation],
-            int(job.bias is not None and job.bias.dtype == np.float32),
+            _BIASES[job.bias.dtype.name] if job.bias else 0,
         ]  # fmt: skip
         data = b"".join(maps) + struct.pack(
             f"<{len(addresses)}Q{len(numbers)}if", *addresses, *numbers, job.alpha
@@ -270,14 +286,15 @@ class OneKernel:
     def _map(self, matrix: View, box: tuple[int, int]) -> bytes:
         """Return how TMA finds boxes of a matrix, whose rows and first address are multiples of 16 bytes."""
         driver = self._driver
-        swizzles = driver.CUtensorMapSwizzle
-        swizzle = {128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B, 64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B}
+        itemsize = matrix.dtype.itemsize
+        swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[1] * itemsize}B")
+        kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
         size, count = driver.cuuint64_t, driver.cuuint32_t
         status, tensor_map = driver.cuTensorMapEncodeTiled(
-            self._kind, 2, matrix.address,
-            [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * 2)],
+            kind, 2, matrix.address,
+            [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * itemsize)],
             [count(box[1]), count(box[0])], [count(1), count(1)],
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle[box[1] * 2],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )  # fmt: skip
@@ -312,7 +329,7 @@ def _resident(function: int, cluster: int, shared_bytes: int, blocks: int) -> in
 @cache
 def source(
     form: str,
-    dtype: str,
+    types: Types,
     ranks: int,
     width: int,
     cluster: int,
@@ -321,10 +338,13 @@ def source(
     parts: str,
 ) -> str:
     """Return the kernel's source, with its macros. Local."""
+    eight = is_float8(types.x)
+    at_once = width // 2 if eight and width > _WIDEST_PART else width
     macros = {
-        "FORM": FORMS.index(form), "HALF": int(dtype == "float16"), "RANKS": ranks, "BN": width,
-        "CLUSTER": cluster, "SLOTS": slots, "STAGES": stages, "PARTS": PARTS.index(parts),
-        "JOB_BYTES": job_bytes(ranks), "WGMMA(d, a, b, adds)": _wgmma(dtype, width),
+        "FORM": FORMS.index(form), "EIGHT": int(eight), "HALF": int(types.parts == np.float16),
+        "RESULT": _RESULTS.get(types.d.name, 0), "RANKS": ranks, "BN": width, "WN": at_once, "CLUSTER": cluster,
+        "SLOTS": slots, "STAGES": stages, "PARTS": PARTS.index(parts), "JOB_BYTES": job_bytes(ranks),
+        "WGMMA(d, a, b, adds)": _wgmma(types, at_once),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in macros.items()]
     return "\n".join([*lines, Path(__file__).with_suffix(".cu").read_text()])
@@ -332,18 +352,19 @@ def source(
 
 def job_bytes(ranks: int) -> int:
     """Return the size of the kernel's ``struct Job``. Local."""
-    addresses, numbers = 2 + 5 * ranks, ranks + 11
+    addresses, numbers = 6 + 5 * ranks, ranks + 11
     used = (2 + ranks) * _MAP_BYTES + 8 * addresses + 4 * numbers
     return -(-used // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
 
 
-def _wgmma(dtype: str, width: int) -> str:
-    """Return an instruction that multiplies 64 × 16 by 16 × width, and adds to ``d`` unless ``adds`` is 0."""
-    count, kind = width // 2, "f16" if dtype == "float16" else "bf16"
+def _wgmma(types: Types, width: int) -> str:
+    """Return an instruction that multiplies 64 rows by 32 bytes of k by ``width``, and adds to ``d`` unless ``adds`` is 0."""
+    count, inputs, (x, w) = width // 2, 32 // types.x.itemsize, (_WGMMA[each.name] for each in types[:2])
     registers = ",".join(f"%{i}" for i in range(count))
     operands = ",".join(f'"+f"((d)[{i}])' for i in range(count))
+    straight = "" if is_float8(types.x) else ",0,0"  # operands of 16 bits may be transposed
     return (
         f'asm volatile("{{.reg .pred p; setp.ne.b32 p,%{count + 2},0; '
-        f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} "
-        f'{{{registers}}},%{count},%{count + 1},p,1,1,0,0;}}" : {operands} : "l"(a), "l"(b), "r"((int)(adds)));'
+        f"wgmma.mma_async.sync.aligned.m64n{width}k{inputs}.f32.{x}.{w} "
+        f'{{{registers}}},%{count},%{count + 1},p,1,1{straight};}}" : {operands} : "l"(a), "l"(b), "r"((int)(adds)));'
     )

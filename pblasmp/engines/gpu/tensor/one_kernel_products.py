@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....dtypes import is_float8
+from ....dtypes import DTYPES, is_float8
 from ....layout import ParallelProblem
 from ...request import Options
 from ...tensor.tensor_product import offsets, shares
@@ -26,6 +26,7 @@ from ..kernels.one_kernel import (
     KernelJob,
     OneKernel,
     Tiling,
+    Types,
     parts_in_boxes,
     tiling,
     way_of_parts,
@@ -49,7 +50,7 @@ _LETS_IN = 3, 132
 """Up to so many GPUs, of so many multiprocessors, none has to be left: blocks that are done let others in."""
 _ALIGN = 16  # bytes
 _HOPPER = 90
-_TYPES = "bfloat16", "float16"
+_TYPES = DTYPES["bfloat16"], DTYPES["float16"]
 
 
 def may_shut_out(session: Session, *, alone: bool) -> bool | None:
@@ -97,15 +98,16 @@ class _OneKernelProduct(CopyProduct):
             return f"comm_sms={options.comm_sms} leaves none of {gpu.multiprocessors} multiprocessors"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
-        if is_float8(p.dtype) or {
-            p.dtype,
-            p.w_dtype,
-            p.out_dtype,
-            carried(p.out_dtype, options.comm_dtype),
-        } != {p.dtype}:
-            return "the kernel multiplies, sums and stores a single type"
-        if p.dtype.name not in _TYPES:
-            return f"the kernel is for {' and '.join(_TYPES)}, not {p.dtype.name}"
+        travels, eight = carried(p.out_dtype, options.comm_dtype), is_float8(p.dtype)
+        if not eight and p.dtype not in _TYPES:
+            return f"the kernel is for bfloat16, float16 and 8-bit floats, not {p.dtype.name}"
+        alike = {travels} if eight else {travels, p.dtype, p.w_dtype}
+        if not is_float8(p.out_dtype):
+            alike.add(p.out_dtype)
+        if len(alike) > 1 or travels not in _TYPES:
+            return (
+                "the kernel sums, sends and stores a single type of 16 bits; 8-bit operands and results apart"
+            )
         if not p.outputs_first:
             return "W must be outputs × inputs in memory"
         if options.beta != 0:
@@ -118,19 +120,23 @@ class _OneKernelProduct(CopyProduct):
 
     def _prepare(self) -> None:
         p, form, size = self.p, self.form, self.size
-        inputs = sum(p.inputs) // len(p.inputs)
+        line = sum(p.inputs) // len(p.inputs) * p.dtype.itemsize
         self.blocks = blocks = max(1, self.gpu.multiprocessors - self._left)
         tokens, outputs, _ = p.sizes
-        self.parts = way_of_parts(form, size, tokens, outputs, inputs, blocks)
+        self.parts = way_of_parts(form, size, tokens, outputs, line, blocks)
         self._cut()
         self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks)
-        self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
+        types = Types(p.dtype, p.w_dtype, self.travels, p.out_dtype)
+        self.kernel = OneKernel(form, types, size, self.tiles)
         tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
         width = sum(p.outputs) if form == "matmul_allgather" else outputs
-        shapes = {"x": (tokens, inputs), "w": (outputs, inputs), "out": (p.rows[self.rank], width)}
-        for name, (rows, cols) in shapes.items():
-            if cols * p.dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
-                self._reserve(f"one_kernel {name}", rows * self._aligned_ld(cols) * p.dtype.itemsize)
+        matrices = {
+            "x": (tokens, inputs, p.dtype), "w": (outputs, inputs, p.w_dtype),
+            "out": (p.rows[self.rank], width, p.out_dtype),
+        }  # fmt: skip
+        for name, (rows, cols, dtype) in matrices.items():
+            if cols * dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
+                self._reserve(f"one_kernel {name}", rows * _aligned_ld(cols, dtype) * dtype.itemsize)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
@@ -177,18 +183,13 @@ class _OneKernelProduct(CopyProduct):
         size = matrix.dtype.itemsize
         if not (matrix.address % _ALIGN or matrix.ld * size % _ALIGN):
             return matrix
-        ld = self._aligned_ld(matrix.cols)
+        ld = _aligned_ld(matrix.cols, matrix.dtype)
         own = View(
             self.gpu.scratch(name, matrix.rows * ld * size), matrix.rows, matrix.cols, ld, matrix.dtype
         )
         if copy:
             self.gpu.copy("main", own, matrix)
         return own
-
-    def _aligned_ld(self, cols: int) -> int:
-        """Return how many entries apart rows of so many are in memory that TMA can reach. Local."""
-        each = _ALIGN // self.p.dtype.itemsize
-        return -(-cols // each) * each
 
     def _job(self, operands: Views, x: View, w: View, out: View) -> KernelJob:
         """Return the arguments of a launch. Local."""
@@ -203,6 +204,7 @@ class _OneKernelProduct(CopyProduct):
             flags=[gpu.symmetric(flags, rank) + ONE_KERNEL_CONTROL for rank in range(self.size)],
             boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
             bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
+            scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d, amax=operands.amax,
             **how,
         )  # fmt: skip
 
@@ -263,7 +265,7 @@ class OneKernelGatheredOutput(_OneKernelProduct):
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if why := super().why_not(gpu, p, options):
             return why
-        if any(n * p.dtype.itemsize % _ALIGN for n in p.outputs[:-1]):
+        if any(n * p.out_dtype.itemsize % _ALIGN for n in p.outputs[:-1]):
             return "every rank but the last needs a multiple of 8 outputs"
         return ""
 
@@ -280,3 +282,9 @@ class OneKernelGatheredOutput(_OneKernelProduct):
             operands, w, x=x, d=parts[self.rank],
             copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
         )  # fmt: skip
+
+
+def _aligned_ld(cols: int, dtype: np.dtype) -> int:
+    """Return how many entries apart rows of so many are in memory that TMA can reach. Local."""
+    each = _ALIGN // dtype.itemsize
+    return -(-cols // each) * each
