@@ -120,7 +120,9 @@ class Product:
         self.peers.run(seed)
         for out, expected in outs:
             np.testing.assert_array_equal(out.astype(float), expected.astype(float))
-        if self.form != "matmul_reduce_scatter" and amax:  # the largest of all ranks is told to all of them later
+        if (
+            self.form != "matmul_reduce_scatter" and amax
+        ):  # the largest of all ranks is told to all of them later
             amax = [(np.max([found for found, _ in amax]), amax[0][1])]
         assert [np.max(found) for found, _ in amax] == [largest for _, largest in amax]
 

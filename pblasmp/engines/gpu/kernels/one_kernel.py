@@ -358,7 +358,7 @@ def job_bytes(ranks: int) -> int:
 
 
 def _wgmma(types: Types, width: int) -> str:
-    """Return an instruction that multiplies 64 rows by 32 bytes of k by ``width``, and adds to ``d`` unless ``adds`` is 0."""
+    """Return what multiplies 64 rows by 32 bytes of k by ``width`` columns, and adds to ``d`` unless ``adds`` is 0."""
     count, inputs, (x, w) = width // 2, 32 // types.x.itemsize, (_WGMMA[each.name] for each in types[:2])
     registers = ",".join(f"%{i}" for i in range(count))
     operands = ",".join(f'"+f"((d)[{i}])' for i in range(count))

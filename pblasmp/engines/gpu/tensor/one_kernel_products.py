@@ -98,16 +98,8 @@ class _OneKernelProduct(CopyProduct):
             return f"comm_sms={options.comm_sms} leaves none of {gpu.multiprocessors} multiprocessors"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
-        travels, eight = carried(p.out_dtype, options.comm_dtype), is_float8(p.dtype)
-        if not eight and p.dtype not in _TYPES:
-            return f"the kernel is for bfloat16, float16 and 8-bit floats, not {p.dtype.name}"
-        alike = {travels} if eight else {travels, p.dtype, p.w_dtype}
-        if not is_float8(p.out_dtype):
-            alike.add(p.out_dtype)
-        if len(alike) > 1 or travels not in _TYPES:
-            return (
-                "the kernel sums, sends and stores a single type of 16 bits; 8-bit operands and results apart"
-            )
+        if why := _why_not_types(p, carried(p.out_dtype, options.comm_dtype)):
+            return why
         if not p.outputs_first:
             return "W must be outputs × inputs in memory"
         if options.beta != 0:
@@ -282,6 +274,19 @@ class OneKernelGatheredOutput(_OneKernelProduct):
             operands, w, x=x, d=parts[self.rank],
             copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
         )  # fmt: skip
+
+
+def _why_not_types(p: ParallelProblem, travels: np.dtype) -> str:
+    """Return why the kernel has no product of these types, whose sums travel in another; "" if it has. Local."""
+    eight = is_float8(p.dtype)
+    if not eight and p.dtype not in _TYPES:
+        return f"the kernel is for bfloat16, float16 and 8-bit floats, not {p.dtype.name}"
+    wide = {travels} if eight else {travels, p.dtype, p.w_dtype}
+    if not is_float8(p.out_dtype):
+        wide.add(p.out_dtype)
+    if len(wide) > 1 or travels not in _TYPES:
+        return "but for 8-bit operands and results, the kernel has a single type of 16 bits"
+    return ""
 
 
 def _aligned_ld(cols: int, dtype: np.dtype) -> int:
