@@ -3,7 +3,10 @@
 
 One rank per GPU. The ranks replay a graph some times in a row, after a replay in which they wait for each other; the
 slowest one's time per replay counts, on the device's clock. Compared with: PyTorch's GEMM and NCCL's
-collective one after the other, and the GEMM alone. Every result is checked. NVLink multicast is never used.
+collective one after the other, and the GEMM alone. Every result is checked, and its error kept: relative, in the
+Frobenius norm, to the product in float32. NVLink multicast is never used.
+
+``--dtype float8_e4m3fn``: operands in 8 bits with scales, results in bfloat16.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -33,6 +36,8 @@ ALGORITHMS = {
     "matmul_allreduce": ("one_shot", "push", "ring", "one_kernel"),
     "matmul_allgather": ("nccl", "push", "one_kernel"),
 }
+TYPES = ("bfloat16", "float8_e4m3fn")
+SCALES = 0.5, 0.25  # of X and W in 8 bits
 GEMM, NCCL = "the GEMM alone", "NCCL + cuBLAS"
 REPLAYS = 10  # timed at once
 CYCLES = 700_000  # that every rank's GPU sleeps while the host queues what is timed
@@ -88,7 +93,9 @@ class Clock:
 class Case:
     """One product: this rank's operands, what PyTorch and NCCL do, and the right result."""
 
-    def __init__(self, clock: Clock, form: str, tokens: int, outputs: int, inputs: int) -> None:
+    def __init__(
+        self, clock: Clock, form: str, tokens: int, outputs: int, inputs: int, *, dtype: str = TYPES[0]
+    ) -> None:
         torch, dist, ctx = clock.torch, clock.dist, clock.ctx
         self.form, self.clock, size = form, clock, ctx.size
         gathers = form == "matmul_allgather"
@@ -96,12 +103,19 @@ class Case:
         w = (outputs // size, inputs) if gathers else (outputs, inputs // size)
         make = lambda seed, shape: torch.randn(  # noqa: E731
             shape, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(seed)
-        )
+        ).to(getattr(torch, dtype))
         self.x, self.w = make(0 if gathers else 1 + ctx.rank, x), make(100 + ctx.rank, w)
         partial = torch.empty(tokens, w[0], device="cuda", dtype=torch.bfloat16)
         gathered = torch.empty(size * tokens, w[0], device="cuda", dtype=torch.bfloat16)
         part = torch.empty(tokens // size, w[0], device="cuda", dtype=torch.bfloat16)
+        self.how: dict[str, Any] = {}
         self.gemm = lambda: torch.mm(self.x, self.w.t(), out=partial)
+        if dtype != TYPES[0]:
+            of_x, of_w = (torch.full((1,), scale, device="cuda") for scale in SCALES)
+            self.how = {"scales": pb.Scales(a=of_x, b=of_w)}
+            self.gemm = lambda: torch._scaled_mm(
+                self.x, self.w.t(), of_x, of_w, out_dtype=torch.bfloat16, out=partial
+            )
         collective = {
             "matmul_reduce_scatter": lambda: dist.reduce_scatter_tensor(part, partial),
             "matmul_allreduce": lambda: dist.all_reduce(partial),
@@ -109,41 +123,47 @@ class Case:
         }[form]
         self.nccl = lambda: (self.gemm(), collective())
         if gathers:
-            whole = torch.empty(outputs, inputs, device="cuda", dtype=torch.bfloat16)
-            dist.all_gather_into_tensor(whole, self.w)
-            self.right = self.x.float() @ whole.float().t()
+            whole = torch.empty(outputs, inputs, device="cuda", dtype=torch.float32)
+            dist.all_gather_into_tensor(whole, self.w.float())
+            self.right = self.x.float() @ whole.t()
         else:
             self.right = self.x.float() @ self.w.float().t()
             dist.all_reduce(self.right)
             if form == "matmul_reduce_scatter":
                 rows = tokens // size
                 self.right = self.right[ctx.rank * rows : (ctx.rank + 1) * rows]
+        if self.how:
+            self.right = self.right * (SCALES[0] * SCALES[1])
         torch.cuda.synchronize()
 
-    def time(self, algo: str) -> list[float] | str:
-        """Return the times of an algorithm of pblasmp, or why there are none. Collective."""
+    def time(self, algo: str) -> tuple[list[float], float] | str:
+        """Return the times of an algorithm of pblasmp and its error, or why there are none. Collective."""
         clock, ctx = self.clock, self.clock.ctx
         try:
-            with pb.plan(getattr(pb, self.form), self.x, self.w, ctx, algo=algo) as plan:
+            with pb.plan(getattr(pb, self.form), self.x, self.w, ctx, algo=algo, **self.how) as plan:
                 with clock.stream():
                     y, graph = plan(), plan.graph()
                 times = clock.seconds(graph.replay)
                 error = max(ctx.comm.allgather(float((y.float() - self.right).norm() / self.right.norm())))
         except pb.PblasmpError as refused:
             return str(refused)
-        return times if error < WORST else f"wrong: relative error {error:.1e}"
+        return (times, error) if error < WORST else f"wrong: relative error {error:.1e}"
 
 
 def row(case: Case, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Return a row of the results, and print it. Collective."""
     clock, seconds = case.clock, {}
     seconds[GEMM], seconds[NCCL] = (clock.seconds(clock.recorded(f)) for f in (case.gemm, case.nccl))
-    failed = {}
+    failed, errors = {}, {}
     for algo in ALGORITHMS[case.form]:
-        times = case.time(algo)
-        (failed if isinstance(times, str) else seconds)[algo] = times
+        found = case.time(algo)
+        if isinstance(found, str):
+            failed[algo] = found
+        else:
+            seconds[algo], errors[algo] = found
     if clock.ctx.rank == 0:
-        told = [f"{name} {median(times) * 1e6:.0f}" for name, times in seconds.items()]
+        of = {name: f" ({error:.1e})" for name, error in errors.items()}
+        told = [f"{name} {median(times) * 1e6:.0f}{of.get(name, '')}" for name, times in seconds.items()]
         print(
             case.form,
             *shape,
@@ -155,7 +175,7 @@ def row(case: Case, shape: tuple[int, int, int]) -> dict[str, Any]:
     told = {"failed": failed} if failed else {}
     return {
         "case": {"form": case.form, "tokens": tokens, "outputs": outputs, "inputs": inputs},
-        "seconds": seconds, "flops": 2 * tokens * outputs * inputs, **told,
+        "seconds": seconds, "errors": errors, "flops": 2 * tokens * outputs * inputs, **told,
     }  # fmt: skip
 
 
@@ -167,16 +187,24 @@ def _shape(text: str) -> tuple[int, int, int]:
 def main() -> None:
     def rows(ctx: pb.Context, options: argparse.Namespace) -> list[dict[str, Any]]:
         clock = Clock(ctx, options.rounds)
-        return [row(Case(clock, form, *shape), shape) for form in options.forms for shape in options.shapes]
+        return [
+            row(Case(clock, form, *shape, dtype=options.dtype), shape)
+            for form in options.forms
+            for shape in options.shapes
+        ]
 
-    run_on_gpus("one_kernel", __doc__, FORMS, SHAPES, 20, rows)
+    run_on_gpus("one_kernel", __doc__, FORMS, SHAPES, 20, rows, {"dtype": TYPES})
 
 
 def run_on_gpus(
     benchmark: str, doc: str, forms: Sequence[str], shapes: Sequence[tuple[int, int, int]], rounds: int,
     rows: Callable[[pb.Context, argparse.Namespace], list[dict[str, Any]]],
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Compare tensor-parallel products with NCCL's collectives; ``--results`` saves what it finds."""
+    """Compare tensor-parallel products with NCCL's collectives; ``--results`` saves what it finds.
+
+    ``choices`` are further options and their values; the first one is the default, others are in the file's name.
+    """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms))
@@ -188,8 +216,14 @@ def run_on_gpus(
         metavar="T,N,K",
         help="tokens, outputs, inputs",
     )
+    choices = choices or {}
+    for name, values in choices.items():
+        parser.add_argument(f"--{name}", choices=values, default=values[0])
     results.add_option(parser)
     options = parser.parse_args()
+    benchmark = "-".join([
+        benchmark, *(getattr(options, name) for name, values in choices.items() if getattr(options, name) != values[0]),
+    ])  # fmt: skip
     with pb.Context(engine="cublasmp") as ctx:
         import cupy
         import torch
