@@ -314,7 +314,25 @@ def test_parts_of_two_ranks_are_stored_or_exchanged_where_nothing_is_hidden():
     assert way("matmul_reduce_scatter", 2, 2048) == "stored"  # 256 tiles
     assert way("matmul_allreduce", 2, 2048) == "exchanged"
     assert not {way(form, 2, 2176) for form in FORMS} & {"stored", "exchanged"}
-    assert {way(form, 4, 1024) for form in FORMS} == {"sent"}
+
+
+def test_more_ranks_exchange_what_takes_as_long_as_storing_and_a_transfer_back():
+    """Each of them sends its parts to all others: 3 times as many bytes on four ranks, not 1.5 times."""
+    way = lambda form, ranks, n: way_of_parts(form, ranks, n, n, 2048, 132)  # noqa: E731
+    ways = {
+        n: [way("matmul_allreduce", ranks, n) for ranks in (2, 3, 4, 8, 16)]
+        for n in (256, 512, 1024, 2048, 4096)
+    }
+    assert ways == {
+        256: ["exchanged"] * 5,
+        512: ["exchanged"] * 3 + ["stored"] * 2,
+        1024: ["exchanged"] * 2 + ["stored"] * 3,
+        2048: ["exchanged"] + ["stored"] * 4,
+        4096: ["fetched"] + ["sent"] * 4,
+    }
+    assert {way("matmul_reduce_scatter", ranks, 2048) for ranks in (2, 3, 4, 8, 16)} == {"stored"}
+    assert {way("matmul_reduce_scatter", ranks, 4096) for ranks in (3, 4, 8, 16)} == {"sent"}
+    assert {way("matmul_allgather", ranks, 256) for ranks in (2, 4)} == {"sent"}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -31,9 +31,11 @@ _CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
 _WIDEST_EXCHANGE = 128  # columns of a tile: registers have no room for a wider part and the next tile's sums
-_AT_ONCE = {"matmul_reduce_scatter": "stored", "matmul_allreduce": "exchanged"}
+_AT_ONCE = "stored", "exchanged"
 _WIDEST_PART = 128  # columns of a step of k in 8 bits: registers have no room for more beside the sums
 _FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
+_EXCHANGED = 2 << 20
+"""Bytes that travel in the time of a flag and of the transfer behind it, 5 µs on H100 and H200 by NVLink."""
 _HIDES_PULLS = {"matmul_reduce_scatter": 3072, "matmul_allreduce": 2048}
 """Bytes of a row of X with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
@@ -114,15 +116,17 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks:
         line: bytes of a row of X on a rank.
         blocks: that run at once.
     """
-    if ranks == _PAIR and form in _AT_ONCE and rows * cols <= _FEW * blocks:
-        return _AT_ONCE[form]
+    if form != "matmul_allgather" and rows * cols <= _FEW * blocks:
+        # what a rank exchanges beyond its parts and its share of the sums, which two ranks send as well
+        more = (ranks - 1) * (ranks - 2) * rows * cols * 2 // ranks
+        return "exchanged" if form == "matmul_allreduce" and more <= _EXCHANGED else "stored"
     fetches = ranks == _PAIR and line >= _HIDES_PULLS.get(form, line + 1)
     return "fetched" if fetches else "sent"
 
 
 def parts_in_boxes(parts: str, *, sums: bool) -> bool:
     """Return whether parts of sums travel in boxes, which then have tiles of every rank. Local."""
-    return sums and parts not in _AT_ONCE.values()
+    return sums and parts not in _AT_ONCE
 
 
 def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int) -> Tiling:
@@ -135,7 +139,7 @@ def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int)
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
     """
-    exchanges, at_once = parts == "exchanged", parts in _AT_ONCE.values()
+    exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
 
