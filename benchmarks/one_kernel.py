@@ -26,7 +26,7 @@ if __package__ in (None, ""):
 import pblasmp as pb
 from benchmarks import results
 
-FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather", "allgather_matmul")
 SHAPES = (
     (1024, 1024, 1024), (2048, 2048, 2048), (1024, 1792, 4096), (2048, 1792, 4096), (4096, 1792, 4096),
     (8192, 1792, 4096), (16384, 1792, 4096), (4096, 3584, 8192), (8192, 3584, 8192), (4096, 6656, 16384),
@@ -35,6 +35,7 @@ ALGORITHMS = {
     "matmul_reduce_scatter": ("pull", "push", "one_kernel"),
     "matmul_allreduce": ("one_shot", "push", "ring", "one_kernel"),
     "matmul_allgather": ("nccl", "push", "one_kernel"),
+    "allgather_matmul": ("nccl", "push"),
 }
 TYPES = ("bfloat16", "float8_e4m3fn")
 SCALES = 0.5, 0.25  # of X and W in 8 bits
@@ -98,40 +99,47 @@ class Case:
     ) -> None:
         torch, dist, ctx = clock.torch, clock.dist, clock.ctx
         self.form, self.clock, size = form, clock, ctx.size
-        gathers = form == "matmul_allgather"
-        x = (tokens, inputs if gathers else inputs // size)
-        w = (outputs // size, inputs) if gathers else (outputs, inputs // size)
+        gathered_x, gathered_y = form == "allgather_matmul", form == "matmul_allgather"
+        sums = not (gathered_x or gathered_y)
+        x = (tokens // size if gathered_x else tokens, inputs // size if sums else inputs)
+        w = (outputs if sums else outputs // size, x[1])
         make = lambda seed, shape: torch.randn(  # noqa: E731
             shape, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(seed)
         ).to(getattr(torch, dtype))
-        self.x, self.w = make(0 if gathers else 1 + ctx.rank, x), make(100 + ctx.rank, w)
+        self.x, self.w = make(0 if gathered_y else 1 + ctx.rank, x), make(100 + ctx.rank, w)
+        whole_x = torch.empty(tokens, x[1], device="cuda", dtype=self.x.dtype) if gathered_x else self.x
         partial = torch.empty(tokens, w[0], device="cuda", dtype=torch.bfloat16)
         gathered = torch.empty(size * tokens, w[0], device="cuda", dtype=torch.bfloat16)
         part = torch.empty(tokens // size, w[0], device="cuda", dtype=torch.bfloat16)
         self.how: dict[str, Any] = {}
-        self.gemm = lambda: torch.mm(self.x, self.w.t(), out=partial)
+        self.gemm = lambda: torch.mm(whole_x, self.w.t(), out=partial)
         if dtype != TYPES[0]:
             of_x, of_w = (torch.full((1,), scale, device="cuda") for scale in SCALES)
             self.how = {"scales": pb.Scales(a=of_x, b=of_w)}
             self.gemm = lambda: torch._scaled_mm(
-                self.x, self.w.t(), of_x, of_w, out_dtype=torch.bfloat16, out=partial
+                whole_x, self.w.t(), of_x, of_w, out_dtype=torch.bfloat16, out=partial
             )
-        collective = {
-            "matmul_reduce_scatter": lambda: dist.reduce_scatter_tensor(part, partial),
-            "matmul_allreduce": lambda: dist.all_reduce(partial),
-            "matmul_allgather": lambda: dist.all_gather_into_tensor(gathered, partial),
+        of_bytes = [each.view(torch.uint8) for each in (whole_x, self.x)]
+        gather_x = lambda: dist.all_gather_into_tensor(*of_bytes)  # noqa: E731
+        steps = {
+            "allgather_matmul": (gather_x, self.gemm),
+            "matmul_reduce_scatter": (self.gemm, lambda: dist.reduce_scatter_tensor(part, partial)),
+            "matmul_allreduce": (self.gemm, lambda: dist.all_reduce(partial)),
+            "matmul_allgather": (self.gemm, lambda: dist.all_gather_into_tensor(gathered, partial)),
         }[form]
-        self.nccl = lambda: (self.gemm(), collective())
-        if gathers:
-            whole = torch.empty(outputs, inputs, device="cuda", dtype=torch.float32)
-            dist.all_gather_into_tensor(whole, self.w.float())
-            self.right = self.x.float() @ whole.t()
-        else:
-            self.right = self.x.float() @ self.w.float().t()
+        self.nccl = lambda: [step() for step in steps]
+        all_w = self.w.float()
+        if gathered_x:
+            gather_x()
+        if gathered_y:
+            all_w = torch.empty(outputs, inputs, device="cuda")
+            dist.all_gather_into_tensor(all_w, self.w.float())
+        self.right = whole_x.float() @ all_w.t()
+        if sums:
             dist.all_reduce(self.right)
-            if form == "matmul_reduce_scatter":
-                rows = tokens // size
-                self.right = self.right[ctx.rank * rows : (ctx.rank + 1) * rows]
+        if form == "matmul_reduce_scatter":
+            rows = tokens // size
+            self.right = self.right[ctx.rank * rows : (ctx.rank + 1) * rows]
         if self.how:
             self.right = self.right * (SCALES[0] * SCALES[1])
         torch.cuda.synchronize()

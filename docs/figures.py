@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import results
 from benchmarks.charts import Bars, bar_chart
 from benchmarks.results import Run, middle
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor.copy_methods import MEASURED, cost_by_rule
+from pblasmp.engines.request import Options
+from pblasmp.layout import ParallelProblem
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -659,6 +665,54 @@ def _one_kernel(run: Run) -> str:
         "speedup over the best",
     ]
     return table(head, rows, 5) + f"\n{source(run)}\n"
+
+
+_MACHINES = (
+    ("2 H100 or H200", 90, 2, ""), ("3 H100 or H200", 90, 3, ""), ("4 H100 or H200", 90, 4, ""),
+    ("8 H100 or H200", 90, 8, ""), ("2 other GPUs", 89, 2, ""), ("4 other GPUs", 89, 4, ""),
+    ("4 GPUs without NCCL windows", 90, 4, "there are no NCCL windows"),
+)  # fmt: skip
+"""GPUs by name, compute capability and number, and why they do not reach each other's memory."""
+_ORDERS = [256 << i for i in range(8)]
+
+
+def algorithms_by_machine() -> str:
+    """Return what "auto" takes by rule, as the engine's own functions say: by type, machine, form and size."""
+    found = []
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        rows = []
+        for machine, capability, size, deaf in _MACHINES:
+            gpu = SimpleNamespace(
+                capability=capability, size=size, why_no_windows=deaf, multiprocessors=132, shared_gpus=False
+            )
+            taken = {form: [_taken(form, order, gpu, dtype) for order in _ORDERS] for form in FORMS}
+            refusal = next((why for each in taken.values() for _, why in each if why), "")
+            measured = "measured" if size in MEASURED else "as fewer GPUs, not measured"
+            cells = [_runs([name for name, _ in each]) for each in taken.values()]
+            rows.append([machine, *cells, f"`one_kernel`: {refusal}" if refusal else measured])
+        found.append(table([dtype, *FORMS.values(), "because"], rows, 0))
+    return "\n".join(found)
+
+
+def _taken(form: str, order: int, gpu: Any, dtype: str) -> tuple[str, str]:
+    """Return the algorithm of least cost for an order of T, N and K, and why "one_kernel" is refused, if it is."""
+    kind = (DTYPES | FLOAT8)[dtype]
+    share = lambda *split: (order // gpu.size // 16 * 16 if form in split else order,) * gpu.size  # noqa: E731
+    p = ParallelProblem(
+        form, tokens=share("allgather_matmul"), inputs=share("matmul_reduce_scatter", "matmul_allreduce"),
+        outputs=share("allgather_matmul", "matmul_allgather"), rows=share("matmul_reduce_scatter"),
+        dtype=kind, w_dtype=kind, out_dtype=DTYPES["bfloat16"],
+    )  # fmt: skip
+    why_not = {each.name: each.why_not(gpu, p, Options()) for each in PRODUCTS if each.form == form}
+    able = [name for name, why in why_not.items() if not why]
+    best = min(able, key=lambda name: cost_by_rule(name, p, gpu.multiprocessors))
+    return best, why_not.get("one_kernel", "")
+
+
+def _runs(names: Sequence[str]) -> str:
+    """Return which algorithm is taken from which order on."""
+    first = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    return ", ".join(f"`{names[i]}`" + (f" from {_ORDERS[i]} on" if i else "") for i in first)
 
 
 def gathered_rates() -> str:

@@ -34,7 +34,7 @@ def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collect
     names = [
         name for name, kind in PRODUCTS[form].items() if kind.ranks in (None, size) and name not in refused
     ]
-    costs = {name: copy_methods._cost(name, p, H200) for name in names}
+    costs = {name: copy_methods.cost_by_rule(name, p, H200) for name in names}
     fastest = min(costs, key=costs.__getitem__)
     assert costs[fastest] < 1  # what cuBLASMp's algorithms cost
     return fastest
@@ -145,5 +145,5 @@ def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, fastest
         rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    costs = {name: copy_methods._cost(name, p, H200) for name in PRODUCTS[form]}
+    costs = {name: copy_methods.cost_by_rule(name, p, H200) for name in PRODUCTS[form]}
     assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest

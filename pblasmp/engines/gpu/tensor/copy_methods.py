@@ -59,7 +59,7 @@ class CopyMethod(TensorMethod):
         return _why_not(self._kind, engine, problem, options, operands, alone=True)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return _cost(self.name, problem, session_of(engine).runtime.multiprocessors)
+        return cost_by_rule(self.name, problem, session_of(engine).runtime.multiprocessors)
 
     def make(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -159,6 +159,8 @@ _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, mos
 _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
+MEASURED = 2, 4
+"""On how many GPUs the rules were measured."""
 _ONE_KERNEL = {
     2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
     4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
@@ -170,7 +172,7 @@ Of three ranks as of two, of more than four as of four: not measured, the limits
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
-def _cost(name: str, p: ParallelProblem, multiprocessors: int) -> float:
+def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
     "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
