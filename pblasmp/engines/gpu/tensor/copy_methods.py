@@ -167,7 +167,8 @@ _ONE_KERNEL = {
 }
 """Operations of all ranks up to which one kernel is the fastest: two H100 and H200, four H200.
 
-Of three ranks as of two, of more than four as of four: not measured, the limits grow with the ranks.
+Of three ranks as of two, of more than four as of four: not measured, the limits grow with the ranks. In 8 bits it was
+not measured.
 """
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
@@ -178,7 +179,7 @@ def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
     """
     if name == "one_kernel":
-        most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
+        most = 0 if is_float8(p.dtype) else _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
         return 0.3 if p.flops < most else 0.8
     if name == "ring":
         return 0.4 if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
