@@ -6,6 +6,8 @@ from __future__ import annotations
 from tests.helpers.fresh import run_fresh
 
 SCRIPT = """
+import sys
+
 import torch
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -20,6 +22,12 @@ with pb.Context() as ctx:
         keep, given = operators.FORMS[form].gathers == "x", (numbers(8, 16), numbers(12, 16), numbers(12))
         yield_ = form, name, False, keep, True, None, "auto", "auto"
         torch.library.opcheck(product, (*given, *yield_))
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name))
+        with torch.no_grad():
+            product(*given, *yield_)
+        sys.setprofile(None)
+        assert "redispatch" not in called  # without a gradient it computes at once
     x = numbers(8, 16)
     for forward, back in (("same", "sum"), ("sum", "same"), ("part", "gather"), ("gather", "part")):
         torch.library.opcheck(regions.region, (x, name, forward, back, 0, 8 if forward == "gather" else None))
