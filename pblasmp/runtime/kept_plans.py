@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol, TypeVar
@@ -52,6 +52,7 @@ class KeptPlans:
         self._most = rank_share(_MOST_BYTES, _MACHINE_BYTES, ranks) if most is None else most
         self._plans: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bound: OrderedDict[tuple[int, tuple[int, ...]], Bound] = OrderedDict()
+        self._numbers: Counter[int] = Counter()  # to how many sets of arrays each plan is bound
         self.nbytes = self.hits = self.evictions = 0
 
     def __len__(self) -> int:
@@ -127,13 +128,17 @@ class KeptPlans:
         Ranks may keep different ones.
         """
         self._bound[number, addresses] = bound
+        self._numbers[number] += 1
         if len(self._bound) > self._most_bound:
-            self._bound.popitem(last=False)[1].release()
+            (oldest, _), dropped = self._bound.popitem(last=False)
+            self._numbers[oldest] -= 1
+            dropped.release()
 
     def release(self, number: int) -> None:
         """Drop what a plan was bound to. Local."""
-        for key in [key for key in self._bound if key[0] == number]:
-            self._bound.pop(key).release()
+        if self._numbers.pop(number, 0):  # most plans of ever new sizes are bound to nothing
+            for key in [key for key in self._bound if key[0] == number]:
+                self._bound.pop(key).release()
 
     def log(self) -> None:
         """Log how often plans were found, and closed to make room. Local."""
