@@ -162,18 +162,20 @@ class ParallelProblem(Problem):
 
     def default_rows(self) -> tuple[int, ...]:
         """Return how many rows of the result the ranks have, by the rule for who holds what. Local."""
+        return self._rows_of(self.tokens, max(1, self.inner))
+
+    def _rows_of(self, tokens: tuple[int, ...], inner: int) -> tuple[int, ...]:
         if self.form != "matmul_reduce_scatter":
-            return (sum(self.tokens),) * self.size if self.gathers else self.tokens
-        inner = max(1, self.inner)
-        return tuple(inner * n for n in Axis.even(self.tokens[0] // inner, self.size).counts())
+            return (sum(tokens),) * self.size if self.gathers else tokens
+        return tuple(inner * n for n in Axis.even(tokens[0] // inner, self.size).counts())
 
     def with_tokens(self, first: int, inner: int) -> ParallelProblem:
         """Return the product of as many tokens on each rank: X's first dimension, and the tokens in each index. Local.
 
         Rows of X and of the result stay as many bytes apart.
         """
-        made = replace(self, tokens=(first * inner,) * self.size, inner=inner)
-        return replace(made, rows=made.default_rows())
+        tokens = (first * inner,) * self.size
+        return replace(self, tokens=tokens, rows=self._rows_of(tokens, inner), inner=inner)
 
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""

@@ -111,24 +111,27 @@ class ArrayFacts:
             ),
         )  # fmt: skip
 
-    def fitted(self, problem: ParallelProblem, rank: int, firsts: Sequence[int]) -> ArrayFacts:
+    def fitted(
+        self, problem: ParallelProblem, rank: int, firsts: Sequence[int], lead: tuple[int, ...]
+    ) -> ArrayFacts:
         """Return it with the shapes of the results, which depend on other ranks' sizes. Local.
 
         Args:
             problem: the product of all ranks.
             rank: this one.
             firsts: x's first dimension on each rank.
+            lead: x's dimensions except the last.
         """
-        form, outputs, rest = problem.form, problem.outputs, self.lead[1:]
+        form, outputs, rest = problem.form, problem.outputs, lead[1:]
         whole = (sum(firsts), *rest)
         if form == "allgather_matmul":
             shape = (*whole, outputs[rank])
         elif form == "matmul_reduce_scatter":
             shape = (Axis.even(firsts[0], len(firsts)).counts()[rank], *rest, outputs[rank])
         else:
-            shape = (*self.lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
+            shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
         gathered = (*whole, problem.inputs[0]) if problem.return_gathered else None
-        return replace(self, shape=shape, gathered_shape=gathered)
+        return replace(self, lead=lead, shape=shape, gathered_shape=gathered)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class ParallelCall(UserCall[Any]):
         first = lead[0] if lead else 1
         problem = of.with_tokens(first, math.prod(lead[1:]))
         self._spec = replace(spec, problem=problem)
-        self._known = replace(known, lead=lead).fitted(problem, self.ctx.rank, (first,) * problem.size)
+        self._known = known.fitted(problem, self.ctx.rank, (first,) * problem.size, lead)
         self._make_results()
         self._read_again()
         return lead
@@ -390,7 +390,7 @@ class ParallelCall(UserCall[Any]):
                 )
             if self.by_rule:
                 check_rule(self.form, firsts, problem.outputs)
-            self._known = known.fitted(problem, ctx.rank, firsts)
+            self._known = known.fitted(problem, ctx.rank, firsts, known.lead)
             self._finish(problem.outputs_first)
             facts["w's outputs come first in memory"] = self._known.outputs_first
         self._spec = Specification(problem, options, self.activation, known.has_bias, known.scales)
