@@ -62,14 +62,18 @@ class RepeatedCalls:
         """Return the number of a call and what is remembered of it; 0 and None if it is new. Local."""
         return self._known.get(key, (0, None))
 
-    def remember(self, key: Hashable, value: Any) -> None:
-        """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""
+    def remember(self, key: Hashable, value: Any) -> int:
+        """Keep what the ranks have agreed on for a call; return its number, 0 if it is not remembered. Local.
+
+        Every rank does so after the same calls.
+        """
         self._count += 1
         if key is not None:
             self._known.pop(key, None)
             self._known[key] = self._count, value
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
+        return 0 if key is None else self._count
 
 
 def agree_after(voted: bool, agreement: Callable[[], Agreement], read: Callable[[dict[str, Any]], T]) -> T:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,16 +204,36 @@ def known_for(
     engine: Engine, problem: AnyProblem, options: Options, argument: str = "algo"
 ) -> dict[str, Method]:
     """Return by name the algorithms for this kind of problem, which must include ``options.algo``. Local."""
-    known: dict[str, Method] = {}
-    for row in engine.methods:
-        if row.serves(problem):
-            known.setdefault(row.name, row)
+    if isinstance(problem, ParallelProblem):
+        known = _of_form(tuple(engine.methods), problem.form)
+    else:
+        known = _serving(engine.methods, problem)
     if not known:
         raise UnsupportedError(f"the {engine.name} engine has no algorithm for a {problem}")
     if options.algo != "auto" and options.algo not in known:
         names = ", ".join(map(repr, ("auto", *known)))
         raise UnsupportedError(f"{argument}: the {engine.name} engine has {names} here, got {options.algo!r}")
     return known
+
+
+def _serving(methods: Sequence[Method], problem: AnyProblem) -> dict[str, Method]:
+    """Return by name the algorithms for this kind of problem; of those with one name the first. Local."""
+    known: dict[str, Method] = {}
+    for row in methods:
+        if row.serves(problem):
+            known.setdefault(row.name, row)
+    return known
+
+
+@lru_cache(64)
+def _of_form(methods: tuple[Method, ...], form: Form) -> dict[str, Method]:
+    """Return by name the algorithms for tensor-parallel products of a form. Local."""
+    return _serving(methods, _empty(form))
+
+
+def _empty(form: Form) -> ParallelProblem:
+    none, real = (0,), np.dtype(np.float32)
+    return ParallelProblem(form, none, none, none, none, real, real, real)
 
 
 def _measured(
@@ -269,9 +289,7 @@ def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None
     """
     if algo == "measure":
         return
-    none, real = (0,), np.dtype(np.float32)
-    problem = ParallelProblem(form, none, none, none, none, real, real, real)
-    known_for(engine, problem, Options(algo=algo), argument)
+    known_for(engine, _empty(form), Options(algo=algo), argument)
 
 
 def prepare(

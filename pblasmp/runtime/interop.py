@@ -68,16 +68,13 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         tensor = array.detach()
         if tensor.is_conj() or tensor.is_neg():
             raise ArgumentError("a lazy conjugate: call resolve_conj() first")
-        kind = str(tensor.dtype).removeprefix("torch.")
+        kind, own, storage = _of_torch(tensor.dtype)
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
             raise ArgumentError(f"dtype is {kind}, expected {dtype.name}")
-        own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
         on_host = tensor.device.type == "cpu"
-        if own is None or not element_type(own).storage:
+        if own is None or storage is None:
             return engine.take_over(_as_numpy(tensor) if on_host else tensor, dtype)
-        import torch  # NumPy and DLPack's readers do not have the type
-
-        raw = tensor.view(getattr(torch, element_type(own).storage))
+        raw = tensor.view(storage)
         return engine.take_over(_as_numpy(raw) if on_host else raw).view(engine.operations.stored(own))
     except ArgumentError as error:
         raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
@@ -88,6 +85,23 @@ def _of_jax(array: Any) -> Any:
     of_jax = hasattr(array, "addressable_shards") and is_foreign(array.dtype)
     on_host = of_jax and all(device.platform == "cpu" for device in array.devices())
     return np.asarray(array) if on_host else array
+
+
+@lru_cache
+def _of_torch(dtype: Any) -> tuple[str, np.dtype | None, Any]:
+    """Return the name of a type of PyTorch, ours, and that of its storage if NumPy and DLPack's readers lack it. Local.
+
+    None for those that are as everywhere, and ours for bytes, which may be 8-bit floats.
+
+    Raises:
+        ArgumentError: we have no such type.
+    """
+    import torch
+
+    kind = str(dtype).removeprefix("torch.")
+    own = None if kind == "uint8" else as_dtype(kind)
+    storage = None if own is None else element_type(own).storage
+    return kind, own, getattr(torch, storage) if storage else None
 
 
 class Shard(NamedTuple):
@@ -180,7 +194,7 @@ def as_typed(
         ArgumentError: the engine cannot use it in place, or not its type; the message begins with ``name``.
     """
     local = as_local(engine, array, name)
-    kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
+    kind = _of_torch(array.dtype)[0] if is_torch(array) else local.dtype
     if kind == "uint8" and bytes_are is not None and is_float8(bytes_are):
         return local.view(engine.operations.stored(bytes_are)), bytes_are
     try:

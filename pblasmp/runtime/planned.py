@@ -43,13 +43,14 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
 def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Result:
     """Agree on a call, and return what it computes. Collective over the context."""
     ctx = call.ctx
-    number, _ = ctx.calls.agree(
+    repeats, _ = ctx.calls.agree(
         lambda: ctx.agreement(call.name), signature, call.again, call.read, voted=voted
     )
-    if not number:
+    call.number = repeats
+    if not repeats:
         call.complete()
-        ctx.calls.remember(signature, call.remembered())
-    key = call.key(number)
+        call.number = ctx.calls.remember(signature, call.remembered())
+    key = call.key(repeats)
     plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
     if plan is not None:
         return plan._run_with(call)
@@ -82,6 +83,7 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
     """
     ctx = call.ctx
     number, remembered = ctx.calls.known(signature)
+    call.number = number
     if not number:
         return None
     try:
@@ -123,11 +125,11 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
     taken = -1 if made is None else made[0]
-    with ctx.running(call.name, checks=False):
+    with ctx.running(call.name, checks=False, computes=False):
         if ctx.all_repeat(call.name, hash((number, taken, *varied)) & _VOTES, True) is None:
             return False
-        for each in (signature, kin):
-            ctx.calls.remember(each, call.remembered())
+        call.number = ctx.calls.remember(signature, call.remembered())
+        ctx.calls.remember(kin, call.remembered())
         if plan is not None:
             ctx.kept.find(key)
             return (plan._run_with(call),)

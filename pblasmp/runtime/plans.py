@@ -112,6 +112,7 @@ class UserCall(ABC, Generic[Result]):
         names: what the function calls the arrays that a plan of the call takes.
         keeps_memory: whether plans are kept that hold memory of their own.
         keeps_last: whether the arrays of a plan's run are those of the next.
+        number: by which the ranks know the call, once they have agreed on it.
     """
 
     ctx: Runtime[Any]
@@ -119,6 +120,7 @@ class UserCall(ABC, Generic[Result]):
     names: Sequence[str] = ("a", "b", "c")
     keeps_memory = False
     keeps_last = False
+    number = 0
 
     # -- reading the arguments
 

@@ -655,14 +655,12 @@ def multiply(
             return made(x, w, bias)
     call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how)
     result = run(call)
-    if key is not None:
-        number, _ = ctx.calls.known(call.signature())
-        if number:
-            if len(ctx.parallel_calls) >= _MOST_MADE:
-                ctx.parallel_calls.clear()
-            plan = ctx.kept.peek(call._spec)
-            if plan is not None:
-                ctx.parallel_calls[key] = Made(call, how, number, plan)
+    if key is not None and (number := call.number):
+        if len(ctx.parallel_calls) >= _MOST_MADE:
+            ctx.parallel_calls.clear()
+        plan = ctx.kept.peek(call._spec)
+        if plan is not None:
+            ctx.parallel_calls[key] = Made(call, how, number, plan)
     return result
 
 

@@ -104,7 +104,7 @@ class CopyProduct(TensorProduct[Views]):
                 self._reserve(name, memory.nbytes)
             if is_float8(p.out_dtype):
                 self._reserve("amax", _AMAX.itemsize)
-        buffers = self._buffers()
+        self._sizes = buffers = self._buffers()
         if not alone:
             for name, nbytes in buffers.items():
                 gpu.reserve(name, nbytes)
@@ -127,7 +127,7 @@ class CopyProduct(TensorProduct[Views]):
     @property
     def covered(self) -> bool:
         """Whether all symmetric memory that it needs is there, on every rank then."""
-        return all(self.gpu.symmetric_bytes(name) >= nbytes for name, nbytes in self._buffers().items())
+        return all(self.gpu.symmetric_bytes(name) >= nbytes for name, nbytes in self._sizes.items())
 
     @property
     def queues(self) -> bool:

@@ -39,6 +39,7 @@ class CopyMethod(TensorMethod):
 
     def __init__(self, kind: type[CopyProduct]) -> None:
         self.name, self.forms, self._kind = kind.name, (kind.form,), kind
+        self.least = {"one_kernel": _FASTEST, "ring": _RING}.get(kind.name, _BEST)
 
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
@@ -151,6 +152,7 @@ def _why_not(
 # -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was
 # measured on this machine: benchmarks/results
 
+_FASTEST, _RING, _BEST = 0.3, 0.4, 0.5  # costs
 _PAIR = 2
 _HIDES_COPIES = 1e10  # operations of all ranks that hide the extra cost of copies in pieces over NCCL's
 # inputs per peer, with which computing an output takes as long as sending it to all peers
@@ -180,11 +182,11 @@ def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     """
     if name == "one_kernel":
         most = 0 if is_float8(p.dtype) else _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
-        return 0.3 if p.flops < most else 0.8
+        return _FASTEST if p.flops < most else 0.8
     if name == "ring":
-        return 0.4 if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
+        return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
     if name == _best(p, multiprocessors):
-        return 0.5
+        return _BEST
     return 0.6 if name == "nccl" else 0.7
 
 

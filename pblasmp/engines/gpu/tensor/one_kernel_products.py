@@ -202,7 +202,7 @@ class _OneKernelProduct(CopyProduct):
 
     def _halves(self, name: str) -> list[list[int]]:
         """Return the address of every rank's buffer, for even and for odd calls; 0 if it is not needed. Local."""
-        if not self._buffers()[name]:
+        if not self._sizes[name]:
             return [[0] * self.size] * 2
         half = self.gpu.symmetric_bytes(name) // 2 // TILE_ROWS * TILE_ROWS
         return [[self.gpu.symmetric(name, rank) + odd * half for rank in range(self.size)] for odd in (0, 1)]
