@@ -107,7 +107,9 @@ def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
     else:
         found = _directly(called, [column(each) for each in given.values()], alpha)
     if found is not None and found is not False:
-        return None if writes else typed(x.dtype, routine, found)
+        return (
+            None if writes else typed(x.dtype if asked is None else asked.d[0].pattern.dtype, routine, found)
+        )
     columns = {name: column(each) for name, each in given.items()}
     _agree(routine, columns, {"alpha": alpha} if routine == "scal" else {}, voted=found is False)
     return after_agreement(routine, given, alpha)

@@ -46,18 +46,16 @@ class KnownCall:
         asked: what the engine was asked for.
     """
 
-    __slots__ = ("_given", "asked")
+    __slots__ = ("_kept", "asked", "identities")
 
     def __init__(self, given: Sequence[Any], asked: Asked) -> None:
-        self._given = [weakref.ref(each) if isinstance(each, Handle) else each for each in given]
+        self.identities = identities = [
+            *map(id, given)
+        ]  # of objects that are there as long as this is not empty
+        self._kept = [
+            weakref.ref(x, lambda _: identities.clear()) if isinstance(x, Handle) else x for x in given
+        ]
         self.asked = asked
-
-    def _is_of(self, given: Sequence[Any]) -> bool:
-        """Return whether these are the same objects."""
-        for mine, its in zip(self._given, given, strict=True):
-            if (mine() if type(mine) is weakref.ref else mine) is not its:
-                return False
-        return True
 
 
 class Handle:
@@ -78,6 +76,7 @@ class Handle:
         self._at = 0, 0, *descriptor.shape, False
         self._held: Any = None
         self._known: KnownCall | None = None
+        self._has_called = False
 
     @property
     def descriptor(self) -> MatrixDescriptor:
@@ -152,20 +151,21 @@ class Handle:
         """Return what the engine was asked for in this call if ``know`` was told of it last; None if not. Local.
 
         Args:
-            given: the routine and its arguments.
-
-        Raises:
-            ClosedError: the context is broken.
+            given: the routine and its arguments: the same objects.
         """
-        known, ctx = self._known, self.context
-        if known is None or not known._is_of(given) or ctx.is_closed or ctx.control.gone():
+        known = self._known
+        if known is None or known.identities != [*map(id, given)] or not self.context.is_usable:
             return None
-        ctx.check_open()
         return known.asked
 
     def know(self, given: Sequence[Any], asked: Asked) -> None:
-        """Remember what the engine is asked for in a call that begins with this matrix, or writes it. Local."""
-        self._known = KnownCall(given, asked)
+        """Remember what the engine is asked for in a call that begins with this matrix, or writes it. Local.
+
+        From the second one on: many views are used once.
+        """
+        if self._has_called:
+            self._known = KnownCall(given, asked)
+        self._has_called = True
 
     # -- views: nothing moves
 
@@ -174,6 +174,7 @@ class Handle:
         view = object.__new__(type(self))
         view.context = self.context
         view._descriptor = view._array = view._known = None
+        view._has_called = False
         view._view_of = self if self._view_of is None else self._view_of
         view._at = at
         return view

@@ -192,6 +192,11 @@ class Runtime(Generic[Matrix]):
         return not channel.waiting() or channel.is_awaited(call)  # in this order: others come meanwhile
 
     @property
+    def is_usable(self) -> bool:
+        """Whether collective calls are possible, as far as this rank knows."""
+        return self._open and not self.control.channel.cause and not self.control.gone()
+
+    @property
     def is_closed(self) -> bool:
         """Whether the ranks have closed it, or are about to; not if it is broken."""
         return not (self._open or self.control.channel.cause)
