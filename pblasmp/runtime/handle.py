@@ -51,7 +51,7 @@ class KnownCall:
     def __init__(self, given: Sequence[Any], asked: Asked) -> None:
         self.identities = identities = [
             *map(id, given)
-        ]  # of objects that are there as long as this is not empty
+        ]  # of objects that exist as long as this is not empty
         self._kept = [
             weakref.ref(x, lambda _: identities.clear()) if isinstance(x, Handle) else x for x in given
         ]
