@@ -49,9 +49,8 @@ class KnownCall:
     __slots__ = ("_kept", "asked", "identities")
 
     def __init__(self, given: Sequence[Any], asked: Asked) -> None:
-        self.identities = identities = [
-            *map(id, given)
-        ]  # of objects that exist as long as this is not empty
+        # of objects that exist as long as this is not empty
+        self.identities = identities = [*map(id, given)]
         self._kept = [
             weakref.ref(x, lambda _: identities.clear()) if isinstance(x, Handle) else x for x in given
         ]
