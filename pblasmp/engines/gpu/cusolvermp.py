@@ -129,7 +129,7 @@ class Cusolvermp:
             device, host = ctypes.c_size_t(), ctypes.c_size_t()
             query = getattr(self.c, f"{what}_bufferSize")
             query(self.handle, *shared, compute, ctypes.byref(device), ctypes.byref(host))
-            work = runtime.cupy.empty(max(1, device.value), np.uint8)
+            work = _workspace(runtime.cupy, device.value)
             memory = np.empty(max(1, host.value), np.uint8)
             self._info[...] = 0
         with runtime.agreement(what, blocks=True):
@@ -148,6 +148,16 @@ class Cusolvermp:
     def close(self) -> None:
         """Free grids and the handle, last made first. Collective."""
         self._closing.close()
+
+
+_LARGE = 1 << 28  # bytes of a workspace beside which unused memory counts
+
+
+def _workspace(cupy: Any, nbytes: int) -> Array:
+    """Return memory for a routine; before a large one is made, CuPy's pool gives up what is unused in it. Local."""
+    if nbytes >= _LARGE:
+        cupy.get_default_memory_pool().free_all_blocks()
+    return cupy.empty(max(1, nbytes), np.uint8)
 
 
 def leading(array: Array) -> int:
@@ -270,7 +280,7 @@ class CusolverProduct(OneRankProduct):
                 int(values.data.ptr), kinds[0],
             )  # fmt: skip
             device, host = cusolver.xsyevd_bufferSize(*shared)
-            work, memory = cupy.empty(max(1, device), np.uint8), np.empty(max(1, host), np.uint8)
+            work, memory = _workspace(cupy, device), np.empty(max(1, host), np.uint8)
             cusolver.xsyevd(*shared, int(work.data.ptr), device, memory.ctypes.data, host, int(info.data.ptr))
         finally:
             cusolver.destroyParams(parameters)

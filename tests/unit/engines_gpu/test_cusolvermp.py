@@ -100,7 +100,9 @@ def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
             yield case, None if found == "panels" else f"{found}, expected panels"
 
 
-def test_one_gpu_computes_in_the_place_of_the_eigenvectors(ctx: pb.Context, monkeypatch: Any) -> None:
+def test_one_gpu_computes_in_the_place_of_the_eigenvectors(
+    ctx: pb.Context, lib: Any, monkeypatch: Any
+) -> None:
     """There is one matrix besides A, wherever the eigenvectors are wanted; cuSOLVER says if it does not converge."""
     from cupy_backends.cuda.libs import cusolver
 
@@ -117,6 +119,10 @@ def test_one_gpu_computes_in_the_place_of_the_eigenvectors(ctx: pb.Context, monk
         found, vectors = pb.linalg.eigh(a, subset_by_index=(3, 5))
         assert np.allclose(found, w[3:6])
         assert np.allclose(abs(vectors.allgather()), abs(v[:, 3:6]))
+    monkeypatch.setattr(cusolvermp, "_LARGE", 8)
+    lib.gpu.events.clear()
+    pb.linalg.eigh(a)
+    assert ("pool emptied",) in lib.gpu.events  # of what a move has left there
     monkeypatch.setattr(np.linalg, "eigh", lambda *given: np.linalg.cholesky(np.zeros((1, 1))))
     with pytest.raises(pb.FactorizationError, match="INFO is 1"):
         pb.linalg.eigh(a)
