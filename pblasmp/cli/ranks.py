@@ -2,8 +2,8 @@
 """Work on MPI ranks: on ranks that the command line starts, or in this process if mpirun or srun has started it.
 
 A piece of work is a function ``work(options, reporter) -> result`` that every rank runs. Ranks started here
-run :mod:`pblasmp.cli.rank`: they read their orders from a directory and answer through it. What they and the
-launcher print is kept from the terminal.
+run ``reports.work_here``: they read their orders from a directory and answer through it. What they and the launcher
+print is kept from the terminal.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .options import DEFAULT_RANKS
 from .reports import Channel, Display, Reporter
 from .terminal import caution, is_terminal, plain
 
-_RANK = (  # imports leave no garbage; main() enables the collector
-    "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.rank import main; "
-    "sys.exit(main(Path(sys.argv[1])))"
+_RANK = (  # imports leave no garbage; work_here() enables the collector
+    "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.reports import work_here; "
+    "sys.exit(work_here(Path(sys.argv[1])))"
 )
 
 Result = dict[str, Any]

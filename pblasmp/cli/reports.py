@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress reports: discarded, sent to the process with the terminal, or shown there."""
+"""Progress reports: discarded, sent to the process with the terminal by a rank that it has started, or shown there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import logging
+import pickle
+import sys
 import time
 import traceback
 import warnings
@@ -18,6 +21,8 @@ from typing import Any, TextIO
 import click
 
 from ..errors import ClosedError, FactorizationError, PblasmpError, StatusError
+from ..launchers import surroundings
+from ..logs import show_logs
 from .terminal import console, use_color
 
 Event = dict[str, Any]
@@ -192,6 +197,29 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record. Local."""
         self._channel.log(self.format(record))
+
+
+def work_here(directory: Path) -> int:
+    """Do the work that ``directory`` orders from a new rank; report its outcome there. Collective over all ranks."""
+    from ..comm.mpi_communicator import check_world  # which the process with the terminal does not need
+
+    work, options, nranks = pickle.loads((directory / "orders").read_bytes())
+    gc.freeze()
+    gc.enable()
+    around = surroundings()
+    channel = Channel(directory, around.rank if around else 0)
+    try:
+        show_logs(LogHandler(channel))
+        if nranks == 1:
+            sys.modules["mpi4py"] = None  # type: ignore[assignment]  # one rank needs no MPI: none is tried
+        else:
+            check_world(nranks, around.title if around else "mpirun")
+        with warnings_to(channel.warning):
+            channel.result(work(options, channel))
+    except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
+        channel.error(error)
+        return 1
+    return 0
 
 
 class Display(Reporter):

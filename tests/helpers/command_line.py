@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pblasmp.cli import main, rank
+from pblasmp.cli import main, reports
 from pblasmp.launch import Job
 from tests.helpers.mpi import run_on_one_node
 
@@ -67,6 +67,6 @@ def do_as_ordered(comm: Any, directory: str) -> int:
     with warnings.catch_warnings():
         warnings.resetwarnings()
         try:
-            return rank.main(Path(directory))
+            return reports.work_here(Path(directory))
         finally:
             logger.handlers[:] = before

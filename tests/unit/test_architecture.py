@@ -199,7 +199,7 @@ print("pblasmp", sorted(libraries() - before), sorted(new & heavy))
 pb.MatrixDescriptor((5, 5), (2, 2), pb.Grid(1, 2)).local_shape(0)
 print("layouts", sorted({"mpi4py", "scipy", "pydantic"} & sys.modules.keys()))
 
-import pblasmp.cli.matmul, pblasmp.cli.rank  # ranks draw nothing, start nothing and list no versions
+import pblasmp.cli.matmul, pblasmp.cli.reports  # ranks draw nothing, start nothing and list no versions
 heavy = {"rich", "importlib.metadata", "statistics", "pydantic", "mpi4py", "scipy", "pblasmp.bindings"}
 print("command line", sorted(heavy & sys.modules.keys()))
 

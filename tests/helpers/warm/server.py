@@ -36,7 +36,7 @@ _MODULES = (
     "numpy", "scipy.linalg.blas", "threadpoolctl", "pytest", "hypothesis", "click", "click.shell_completion",
     "rich.console", "pblasmp.context", "pblasmp.engines.host", "pblasmp.matrix.products", "pblasmp.blas.level3",
     "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.problems.files", "pblasmp.drawing", "pblasmp.cli.commands",
-    "pblasmp.cli.bench", "pblasmp.cli.matmul", "pblasmp.cli.rank", "pblasmp.cli.run", "pblasmp.cli.bench",
+    "pblasmp.cli.bench", "pblasmp.cli.matmul", "pblasmp.cli.reports", "pblasmp.cli.run", "pblasmp.cli.bench",
     "tests.helpers.ranks.rank", "tests.helpers.fakegpu", "tests.helpers.fakelt", "tests.helpers.fakepeers",
 )  # fmt: skip
 # Variables that Python or a library reads as it starts. Where one differs, a fork is not what a new Python would be.
