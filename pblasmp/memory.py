@@ -25,6 +25,9 @@ class SymmetricHeap(Protocol):
     def free(self, address: int) -> None:
         """Free memory, after withdrawing it from every grid. Collective."""
 
+    def drop(self, address: int) -> None:
+        """Free this rank's memory, whose communicators have been aborted, if that can be done alone. Local."""
+
     def offer(self, address: int, grid: int) -> None:
         """Make memory usable by a grid (a handle); may be repeated. Collective over the grid."""
 
@@ -72,6 +75,10 @@ class NcclWindows:
             for offer in self._offers:
                 if offer[0] == address:
                     last_first.callback(self._take_back, offer)
+
+    def drop(self, address: int) -> None:
+        """Free memory, but deregister nothing: its communicators have been aborted. Local."""
+        self._buffers[address][0].close()
 
     def offer(self, address: int, grid: int) -> None:
         """Register memory with a grid, once. Collective over the grid."""
@@ -169,6 +176,9 @@ class NvshmemHeap:
         """Free memory. Collective over all ranks."""
         self._sizes.pop(address)
         self._core.free(self._buffers.pop(address))
+
+    def drop(self, address: int) -> None:
+        """Do nothing: the ranks free memory together."""
 
     def offer(self, address: int, grid: int) -> None:
         """Do nothing: every rank can reach the whole heap."""

@@ -34,6 +34,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
         ArgumentError: the name is unknown, or PBLASMP_RANKS_PER_NODE is not a positive integer.
         LibraryNotFoundError: "cublasmp" was requested, and a library, driver or GPU is missing.
         UnsupportedError: "cublasmp" was requested, and two ranks have the same GPU, or the library is too old.
+        StatusError: a context of this process has broken, and its GPU is lost or waits for ever.
     """
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
@@ -46,8 +47,10 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     if why and name == "auto":
         return HostEngine(comm, why)  # without loading any module for GPUs
     from ..bindings import version_text
-    from .gpu import GpuEngine, find_device, open_library
+    from .gpu import GpuEngine, await_broken, find_device, open_library
 
+    with Agreement(comm, "Context"):
+        await_broken(comm.rank)
     device = find_device(comm)
     library = device if isinstance(device, Exception) else _everywhere(comm, open_library())
     if isinstance(device, Exception) or isinstance(library, Exception):

@@ -284,6 +284,7 @@ def machine(
         lib.gpu.install(patch, without)
         patch.setenv("PBLASMP_CUBLASMP", library or path)
         patch.setattr("pblasmp.engines.gpu.runtime.health._end_in_time", lambda: None)  # the tests go on
+        patch.setattr("pblasmp.engines.gpu.runtime.health._broken", [])  # a machine that nobody has used
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
         yield lib

@@ -6,5 +6,6 @@ from __future__ import annotations
 from .cublasmp.library import open_library
 from .gpu_engine import GpuEngine
 from .runtime.device import find_device
+from .runtime.health import await_broken
 
-__all__ = ["GpuEngine", "find_device", "open_library"]
+__all__ = ["GpuEngine", "await_broken", "find_device", "open_library"]

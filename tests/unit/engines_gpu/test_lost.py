@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -315,6 +316,62 @@ def rank_that_is_behind(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_a_rank_that_is_a_run_behind_and_waits_elsewhere_is_found(stand_in):
     run_mpi(rank_that_is_behind, 2, timeout=60, path=stand_in(1000))
+
+
+def break_off(ctx: pb.Context) -> None:
+    with ctx.running("matmul"):
+        raise ZeroDivisionError("injected")
+
+
+def another_context(comm: Any, path: str) -> Any:
+    """A context breaks while a GPU waits; its memory is free before the next one computes, in the same processes."""
+    module._ABORT_SECONDS = 0.5
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        for breaks in ("a wait", "nothing", "nothing again"):
+            ctx = pb.Context(comm, engine="cublasmp")
+            x = ctx.zeros((64, 64), block=8, dtype="float32")
+            kept = ctx.empty(x.descriptor, symmetric=True)
+            pb.matmul(x, x, algo="push")
+            pb.matmul(x, x, algo="default")
+            session = ctx.engine.session
+            (workspace,) = [each.device.value for each in session.cublasmp._workspaces.values()]
+            slabs = {
+                each.peers[comm.rank]
+                for name, each in session.gpu.windows._buffers.items()
+                if name != "flags"
+            }
+            comm.Barrier()
+            began = len(lib.gpu.events)
+            lib.gpu.stuck = breaks == "a wait" and comm.rank == 0
+            waits = ctx.engine.synchronize if lib.gpu.stuck else partial(ctx.eye, (4, 4))
+            error = raised(waits) if comm.rank == 0 else raised(break_off, ctx)
+            yield f"{breaks}: there", wrong(error, ZeroDivisionError if comm.rank else pb.ClosedError)
+            ctx.close()
+            del x
+            other = pb.Context(comm, engine="cublasmp")
+            freed = {event[1] for event in lib.gpu.events[began:] if event[0].endswith("released")}
+            yield f"{breaks}: freed", None if slabs and freed >= {workspace, *slabs} else "memory is kept"
+            yield f"{breaks}: what users have", "a matrix is freed" if kept.local.data.ptr in freed else None
+            takes = session.runtime in session.runtime.turns._members
+            yield f"{breaks}: turns", "takes one" if takes else None
+            a = other.zeros((64, 64), block=8, dtype="float32")
+            for algo in ("push", "default"):
+                pb.matmul(a, a, algo=algo)
+            other.close()
+        ctx = pb.Context(comm, engine="cublasmp")
+        if comm.rank == 0:
+            ctx.engine.runtime.health._is_idle = lambda: False
+        raised(*((break_off, ctx) if comm.rank else (ctx.eye, (4, 4))))
+        ctx.close()
+        error = raised(pb.Context, comm)
+        yield "for ever", wrong(error, pb.StatusError, "rank 0: on its GPU, work of a broken context")
+        with pb.Context(comm, engine="host") as ctx:
+            yield "CPU ranks", None if ctx.eye((4, 4), block=2).sum() == 4 else "wrong"
+
+
+@starts_ranks
+def test_after_a_broken_context_the_next_one_finds_memory_and_a_gpu_without_its_work(stand_in):
+    run_mpi(another_context, 2, timeout=60, path=stand_in(1000))
 
 
 # -- one rank

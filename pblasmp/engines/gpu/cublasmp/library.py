@@ -118,6 +118,8 @@ class Cublasmp:
         assert handle.value is not None
         self.handle = handle.value
         runtime.followers.append(lambda stream: library.cublasMpSetStream(self.handle, stream.ptr))
+        if nccl.is_own:
+            runtime.health.frees.append(self._let_go)
 
     @property
     def why_no_memory(self) -> str:
@@ -262,6 +264,12 @@ class Cublasmp:
     def overlap(a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
         return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+
+    def _let_go(self) -> None:
+        """Free workspaces, in a broken context whose work has ended and whose communicators are aborted. Local."""
+        for workspace in self._workspaces.values():
+            if workspace.device.value:
+                self.heap.drop(workspace.device.value)
 
     def close(self) -> None:
         """Free workspaces, grids and the handle, last made first. Collective."""

@@ -343,6 +343,16 @@ class Windows:
             raise UnsupportedError(f"flag {number} of {FLAGS}")
         return int(self._first + 4 * (number * self.size + self._index[source]))
 
+    def let_go(self) -> None:
+        """Free this GPU's memory, but what a user's graph holds, in a broken context whose work has ended. Local.
+
+        The communicator has been aborted, and the windows with it. Peers that still write have mappings of their own,
+        with which the memory lasts.
+        """
+        for buffer in self._buffers.values():
+            if buffer is not self._flags and buffer.nbytes and not buffer.captured:
+                buffer._memory.close()
+
     def close(self) -> None:
         """Free all memory, last made first, every step even if one fails. Collective."""
         with ExitStack() as last_first:

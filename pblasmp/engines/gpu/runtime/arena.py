@@ -303,6 +303,12 @@ class Arena:
             self._numbers.move_to_end(value)
         return array
 
+    def let_go(self) -> None:
+        """Free the buffers that no graph of others holds; no work may be in flight, and none may follow."""
+        for key in set(self._buffers) - self._pinned:
+            del self._buffers[key]
+        self._outgrown.clear()
+
     def close(self) -> None:
         """Free everything; no work may be in flight."""
         self._buffers.clear()

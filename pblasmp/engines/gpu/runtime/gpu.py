@@ -67,6 +67,8 @@ class Gpu:
                 raisers, raise_own = runtime.health.raisers, self.windows.raise_own
                 raisers.append(raise_own)
                 self._closing.callback(raisers.remove, raise_own)
+                if nccl.is_own:
+                    runtime.health.frees.append(self.windows.let_go)
                 if self.windows.size < self.size:
                     self.why_no_windows = (
                         "only GPUs of one NVLink domain reach each other, and there are several"

@@ -151,6 +151,7 @@ class GpuRuntime:
             self.nodes = nodes_of(comm.locations())
             self.arena = Arena(cupy, self.settle)
             self._closing.callback(self.arena.close)
+            self.health.frees.append(self._let_go)
             self._closing = self._closing.pop_all()
 
     @property
@@ -281,6 +282,12 @@ class GpuRuntime:
         # The stream used last has waited for all other streams of this runtime.
         self.wait(self.stream, self.cupy.cuda.get_current_stream())
         self.cupy.cuda.runtime.deviceSynchronize()
+
+    def _let_go(self) -> None:
+        """Free what the work of this broken context, which has ended, used. Local."""
+        self.turns.leave(self)
+        self.arena.let_go()
+        self.followers.clear()
 
     def close(self) -> None:
         """Free the arena, and make the GPU current that was so before. Local."""

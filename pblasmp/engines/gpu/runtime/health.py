@@ -31,6 +31,8 @@ _LOOK_SECONDS = 0.5  # between two looks of the thread that reads notes while th
 _EXIT_SECONDS = 20  # that a process may take to end if its GPU may never finish
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
+_broken: list[Health] = []  # those of this process's broken contexts whose work may not have ended
+
 
 class Health:
     """A rank's GPU and NCCL for the context's side channel: tells whether they work, and aborts them. Local.
@@ -44,6 +46,7 @@ class Health:
         raisers: each raises flags that other ranks would raise here, on a given stream.
         nccls: the NCCL communicators that this rank is in.
         own: those of them that were made for this context.
+        frees: each frees this GPU's memory that only queued work uses, once the context is broken and that has ended.
     """
 
     def __init__(self, comm: Communicator, device: Device) -> None:
@@ -57,7 +60,8 @@ class Health:
         self._aborting = threading.Lock()  # taken for good by the first thread that aborts
         self.nccls: list[Any] = []
         self.own: list[Any] = []
-        self._over = threading.Event()
+        self.frees: list[Callable[[], None]] = []
+        self._over, self._freed = threading.Event(), threading.Event()
 
     def current(self) -> OnDevice:
         """Return a block in which this rank's GPU is the current one of this thread. Local."""
@@ -108,7 +112,7 @@ class Health:
         return None
 
     def abort(self, *, blocked: bool = False) -> None:
-        """End this GPU's waits for other ranks; never free what it may still use. Local.
+        """End this GPU's waits for other ranks, and free what queued work used when it has ended, if it does. Local.
 
         Flags that would come from other ranks are raised here, and NCCL's communicators are aborted. Queued work runs
         on whatever is in its buffers. A communicator of the caller's is left alone.
@@ -120,6 +124,7 @@ class Health:
             return
         self._over.set()
         self.nccls.clear()
+        _broken.append(self)
         _keep_for_good(self)
         atexit.register(_end_in_time)
         if self._lost is None:
@@ -166,9 +171,41 @@ class Health:
                         nccl.abort()
                     elif nccl.ptr:
                         bindings.comm_abort(nccl_handle(nccl))
+            if ended.wait(_ABORT_SECONDS):
+                for free in reversed(self.frees):
+                    with contextlib.suppress(Exception):
+                        free()
+                for kept in (self.frees, self.raisers, self.queues, self.own):
+                    kept.clear()  # and with them what they belong to, when the user drops the context
+                self._freed.set()
+
+    def has_ended(self) -> bool:
+        """Wait until the work of this broken context has ended and its memory is free, or for long. Local.
+
+        Raises:
+            StatusError: the GPU is lost.
+        """
+        if self._lost is not None:
+            raise StatusError(str(self._lost))
+        return self._freed.wait(_ABORT_SECONDS) or self._is_idle()
 
     def _is_idle(self) -> bool:
         return all(queue.done for queues in self.queues for queue in queues())
+
+
+def await_broken(rank: int) -> None:
+    """Wait until the GPU has no work of this process's broken contexts: a kernel of theirs may need all of it. Local.
+
+    Raises:
+        StatusError: it does not end, or the GPU is lost.
+    """
+    for health in [*_broken]:
+        if not health.has_ended():
+            raise StatusError(
+                f"rank {rank}: on its GPU, work of a broken context of this process waits for ever:"
+                " only a new process can use it"
+            )
+        _broken.remove(health)
 
 
 def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:

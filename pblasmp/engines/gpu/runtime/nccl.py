@@ -41,6 +41,7 @@ class Nccl:
 
     Attributes:
         all: nccl4py's communicator of all ranks.
+        is_own: it was made here, and is aborted if the context breaks.
     """
 
     def __init__(self, runtime: GpuRuntime, given: Any = None) -> None:
@@ -48,6 +49,7 @@ class Nccl:
         from nccl.bindings import nccl as bindings
 
         self._runtime, self._core, self._bindings = runtime, nccl.core, bindings
+        self.is_own = given is None
         with ExitStack() as self._closing:
             self.all = self._made(given)
             self._parts = {runtime.size: self.all}
