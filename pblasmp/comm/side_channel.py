@@ -512,7 +512,7 @@ class SideChannel:
     def ask(self, first: SideChannel) -> None:
         """Ask whether other ranks wait in the agreement that this rank begins next here.
 
-        If all ranks ask, and all those of ``first`` mean it, it is that one.
+        If all ranks ask, and all mean ``first``, it is that one.
         """
         self._asked[self.rank] = self._agreements + 1, first._name_of_ranks()
         self._send(_ASKS, self._asked[self.rank])
@@ -550,11 +550,10 @@ class SideChannel:
 
     def meant(self, first: SideChannel) -> SideChannel | None:
         """Return which channel it is if all ranks ask, ``first`` or this one; None if they do not all ask here."""
-        if [number for number, _ in self._asked.values()].count(self._agreements + 1) < self.size:
+        meant = [each for number, each in self._asked.values() if number == self._agreements + 1]
+        if len(meant) < self.size:
             return None
-        name = first._name_of_ranks()
-        mean_it = {self._members[rank] for rank, (_, each) in self._asked.items() if each == name}
-        return first if mean_it.issuperset(first._members) else self
+        return first if {*meant} == {first._name_of_ranks()} else self
 
     def _tell_where(self, place: Meeting | None) -> None:
         """Tell where this rank waits, None for its device: one rank of each context, so that many waits cost little.
@@ -661,7 +660,7 @@ def where_others_wait(
 ) -> SideChannel | None:
     """Return the channel, of several, in whose next agreement other ranks wait, for a rank that cannot tell.
 
-    If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of its ranks have this as ``first``. In
+    If all ranks of ``channels[0]`` ask, it is that one, or ``first`` if all of them have this as ``first``. In
     another call than this rank's others may wait because they are ahead: for a second such a channel does not count.
     Collective over the channels' ranks, each of which waits in one of them or asks; with a limit local.
 

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
+
+import pytest
 
 import pblasmp as pb
 from pblasmp.comm import mpi_communicator, side_channel
@@ -37,3 +40,26 @@ def notes_of_a_late_rank(comm):
 
 def test_notes_of_a_late_rank():
     run_mpi(notes_of_a_late_rank, 4)
+
+
+def two_groups(comm):
+    """All ranks ask in which context a call is made, and those of each group mean their own: none is left behind."""
+    half = comm.Split(comm.rank % 2, comm.rank)
+    with pb.Context(comm, engine="host") as ctx, pb.Context(half, engine="host") as pair:
+        a, of_pair = ctx.zeros((4, 4), block=1), pair.zeros((4, 4), block=1)
+        comm.Barrier()
+        slow = mock.patch.object(side_channel, "nap", side_effect=lambda _: time.sleep(0.3))
+        if comm.rank % 2 == 0 or comm.size == 3:
+            with slow, pytest.raises(pb.ArgumentError, match="belongs to another context"):
+                pb.blas.geadd(of_pair, a)
+        else:
+            time.sleep(0.1)
+            with pytest.raises(pb.ArgumentError, match="belongs to another context"):
+                pb.blas.geadd(of_pair, a)
+        comm.Barrier()
+        assert ctx.eye((4, 4), block=1).trace() == pair.eye((4, 4), block=1).trace() == 4
+
+
+@pytest.mark.parametrize("nranks", [3, 4])  # of three ranks one is alone in its group
+def test_matrices_of_two_contexts_in_calls_of_two_groups(nranks):
+    run_mpi(two_groups, nranks, timeout=20)
