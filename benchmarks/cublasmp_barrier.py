@@ -46,7 +46,7 @@ def planned(ctx: pb.Context, form: str, shape: tuple[int, int, int]) -> dict[str
                     made[name]()  # what is refused in the first run is refused by all ranks
                 except pb.PblasmpError as refused:
                     ctx.check_open()
-                    made[name] = str(refused)
+                    made[name] = str(refused).split(",")[0]
     return made
 
 

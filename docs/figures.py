@@ -58,6 +58,7 @@ TITLES = {
     "whole_problems": "Whole problems: ",
     "eigenvalues-elpa": "Eigenvalues, compared with Debian's ELPA, called directly",
     "cholesky": "Cholesky factorization by level-3 routines",
+    "cublasmp_barrier": "cuBLASMp's overlapped products with and without pblasmp's barrier",
     "factorizations-debian": "Factorizations and solves, compared with Debian's ScaLAPACK",
     "factorizations-mkl": "Factorizations and solves, compared with MKL's ScaLAPACK",
     "factorizations-gpu": "Factorizations and solves on GPUs",
@@ -713,6 +714,27 @@ def _runs(names: Sequence[str]) -> str:
     """Return which algorithm is taken from which order on."""
     first = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
     return ", ".join(f"`{names[i]}`" + (f" from {_ORDERS[i]} on" if i else "") for i in first)
+
+
+def barrier() -> str:
+    """Return what the barrier behind cuBLASMp's overlapped products costs, for internals/gpu.md."""
+    run = results.runs()["cublasmp_barrier-2-gpus"]
+    names = ("auto", "default", "default, no barrier", "split_p2p", "split_p2p, no barrier")
+
+    def micro(seconds: float | None) -> str:
+        return "" if seconds is None else f"{seconds * 1e6:.0f}"
+
+    rows = [
+        [
+            FORMS[row["case"]["form"]],
+            ", ".join(str(row["case"][name]) for name in ("tokens", "outputs", "inputs")),
+            *(micro(middle(row, name)) for name in names),
+        ]
+        for row in run.rows
+    ]
+    head = ["", "tokens, outputs, inputs"]
+    head += ['`"auto"`', '`"default"`', "without barrier", '`"split_p2p"`', "without barrier"]
+    return table(head, rows, len(names)) + f"\n{source(run)}\n"
 
 
 def gathered_rates() -> str:
