@@ -644,15 +644,31 @@ def multiply(
         ctx, x, w, c, out, bias, scales: its arguments.
         **how: the others, in the same order in each place that calls this.
     """
-    key = None
+    return multiply_to_repeat(form, ctx, x, w, c, out, bias, scales, **how)[0]
+
+
+def multiply_to_repeat(
+    form: Form,
+    ctx: Runtime[Any],
+    x: Any,
+    w: Any,
+    c: Any = None,
+    out: Any = None,
+    bias: Any = None,
+    scales: Scales | None = None,
+    **how: Any,
+) -> tuple[Any, Made | None]:
+    """Return what ``multiply`` does, and what makes calls like this one again, if anything can. Collective."""
+    key: Hashable = None
+    made: Made | None = None
     if c is None and out is None and scales is None and isinstance(ctx, Context):
         try:
             key = _key(form, x, w, bias, how)
-            made: Made | None = ctx.parallel_calls.get(key)
+            made = ctx.parallel_calls.get(key)
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             key = made = None
         if made is not None:
-            return made(x, w, bias)
+            return made(x, w, bias), made
     call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how)
     result = run(call)
     if key is not None and (number := call.number):
@@ -660,14 +676,8 @@ def multiply(
             ctx.parallel_calls.clear()
         plan = ctx.kept.peek(call._spec)
         if plan is not None:
-            ctx.parallel_calls[key] = Made(call, how, number, plan)
-    return result
-
-
-def made_before(form: Form, ctx: Runtime[Any], x: Any, w: Any, bias: Any, **how: Any) -> Made | None:
-    """Return a call that ``multiply`` has made with arguments like these, if it can be made again. Local."""
-    made: Made | None = ctx.parallel_calls.get(_key(form, x, w, bias, how))
-    return made
+            ctx.parallel_calls[key] = made = Made(call, how, number, plan)
+    return result, made
 
 
 def _new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:

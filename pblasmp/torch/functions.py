@@ -253,7 +253,7 @@ _MOST_KNOWN = 1024
 
 def _key(
     form: str,
-    x: object,
+    x: Any,
     w: object,
     ctx: object,
     bias: object,
@@ -267,11 +267,12 @@ def _key(
     """
     if scales is not None or torch.compiler.is_compiling() or not operators.is_eager(x, w, bias):
         return None
-    if type(x) is DTensor or type(algo) is not str or type(backward_algo) is not str:
+    if type(x) in (DTensor, type(None)) or type(algo) is not str or type(backward_algo) is not str:
         return None
     if not isinstance(ctx, Context) or torch._C._are_functorch_transforms_active():
         return None
-    return form, algo, backward_algo, torch.is_grad_enabled(), _seen(x), _seen(w), _seen(bias)
+    of_x = x.ndim, x.shape[-1:], x.dtype, x.device, x.is_neg(), x.requires_grad  # any number of tokens
+    return form, algo, backward_algo, torch.is_grad_enabled(), of_x, _seen(w), _seen(bias)
 
 
 def _seen(tensor: Any) -> Hashable:

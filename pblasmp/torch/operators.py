@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from ..context import Context
 from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
-from ..tensor_parallel.call import Made, check_algorithm, made_before, multiply
+from ..tensor_parallel.call import Made, check_algorithm, multiply, multiply_to_repeat
 from .meshes import like, part_of
 
 Gradients: TypeAlias = "tuple[Tensor | None, ...]"
@@ -388,33 +388,30 @@ class Again:
         total: int | None,
         algo: str,
     ) -> None:
-        self._arguments = ctx, transposed, keep, by_rule, total
-        self._form, self._kind, self._ctx, self._keep = form, FORMS[form], ctx, keep
-        self._how = {"transposed": transposed, "return_gathered": keep, "by_rule": by_rule, "algo": algo}
+        self._kind, self._ctx, self._keep, self._total = FORMS[form], ctx, keep, total
+        self._how: dict[str, Any] = {
+            "transposed": transposed, "return_gathered": keep, "by_rule": by_rule, "algo": algo,
+        }  # fmt: skip
         self._made: dict[Any, Made] = {}
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what ``run`` does. Collective over the context, unless it is local."""
         if self._kind.call is None:
-            return _alone(x, w, bias, self._arguments[1]), None
+            return _alone(x, w, bias, self._how["transposed"]), None
         key = seen(x)
         made = self._made.get(key)
+        part = x[..., own(x.shape[-1], self._ctx)] if self._kind.part_of_x else x
         if made is not None:
-            if self._kind.part_of_x:
-                x = x[..., own(x.shape[-1], self._ctx)]
-            found = made(x, w, bias)
-            y, gathered = found if self._keep else (found, None)
-            if self._arguments[-1] is not None:
-                _check_total(self._kind, y, self._arguments[-1])
-            return y, gathered
-        ctx, transposed, keep, by_rule, total = self._arguments
-        result = run(self._form, x, w, bias, ctx, transposed, keep, by_rule, total, algo=self._how["algo"])
-        part = x[..., own(x.shape[-1], ctx)] if self._kind.part_of_x else x
-        if in_rows(part) is part:
-            made = made_before(self._kind.call, ctx, part, w, bias, **self._how)
-        if made is not None and len(self._made) < _MOST_SEEN:
-            self._made[key] = made
-        return result
+            found = made(part, w, bias)
+        else:
+            rows = in_rows(part)
+            found, made = multiply_to_repeat(self._kind.call, self._ctx, rows, w, bias=bias, **self._how)
+            if made is not None and rows is part and len(self._made) < _MOST_SEEN:
+                self._made[key] = made
+        y, gathered = found if self._keep else (found, None)
+        if self._total is not None:
+            _check_total(self._kind, y, self._total)
+        return y, gathered
 
 
 _MOST_SEEN = 256  # kinds of x for which a product is not read again

@@ -334,7 +334,8 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(operators, "_streams", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
-        logged(operators, "multiply", "collective")
+        for name in ("multiply", "multiply_to_repeat"):
+            logged(operators, name, "collective")
         patch.setattr(operators, "_WORTH_A_STREAM", 0)
         logged(operators, "_of_parameters", "weights")
         logged(float8, "scaled_weight", "weights")
