@@ -19,13 +19,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ..comm import Exchange, Side
+from ..comm import Side
 from ..comm.choice import Serial
-from ..dtypes import accumulation_dtype
 from ..engines.arrays import blas_operand
 from ..engines.composite import ExchangeMove
 from ..engines.host.host_engine import HostEngine
 from ..engines.host.host_operations import HostOperations
+from ..engines.protocol import Transport
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed
@@ -329,7 +329,7 @@ class Kept:
         return ghost((max(1, nbytes),), np.uint8)
 
 
-class DryTransport:
+class DryTransport(Transport):
     """See ``engines.protocol.Transport``; every request is written into ``log``."""
 
     why_not_shared = ""
@@ -342,7 +342,7 @@ class DryTransport:
         self.kept = Kept(min(ranks.size, ranks.per_node))
         self._exchanges = 0
 
-    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> PlannedExchange:
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Any:
         """Return an exchange between two layouts. Local.
 
         Raises:
@@ -355,10 +355,6 @@ class DryTransport:
             )
         return PlannedExchange(src, dst, dtype)
 
-    def message_bytes(self, exchange: Exchange) -> int:  # noqa: ARG002
-        """Return 0, as the host's transport. Local."""
-        return 0
-
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
         """Write messages down. Local."""
         made = (tuple((array.nbytes, rank) for array, rank in each) for each in (sends, receives))
@@ -370,7 +366,7 @@ class DryTransport:
         return _DryFlags()
 
     def start_exchange(
-        self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
+        self, exchange: Any, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
     ) -> _Done:  # fmt: skip
         """Write an exchange down. Local."""
         del src, dst, conjugate
@@ -393,21 +389,8 @@ class DryTransport:
             return np.zeros(max(1, nbytes), np.uint8)
         return self.kept.get(f"transport {name}", nbytes, shared=shared)
 
-    def holds(self, name: str, nbytes: int) -> bool:  # noqa: ARG002
-        """Return False: what is counted does not depend on earlier products. Local."""
-        return False
-
     def _available(self) -> int:
         return self._ranks.memory_bytes or _PLENTY
-
-    def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether a node has room for ``nbytes``, and how many it has. Local."""
-        limit = self._available()
-        return nbytes <= limit, limit
-
-    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
-        """Return the type that partial sums travel in. Local."""
-        return accumulation_dtype(dtype)
 
 
 def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:

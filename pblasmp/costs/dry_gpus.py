@@ -15,7 +15,7 @@ from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.gpu_engine import GpuEngine
 from ..engines.tensor.algorithms import MESSAGES
-from .dry_engine import DryEngine, DryOperations, DryTransport, PlannedExchange
+from .dry_engine import DryEngine, DryOperations, DryTransport
 
 
 class _DryGpuTransport(DryTransport):
@@ -24,7 +24,7 @@ class _DryGpuTransport(DryTransport):
     why_not_shared = "GPUs share no memory"
 
     def start_exchange(
-        self, exchange: PlannedExchange, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
+        self, exchange: Any, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
     ) -> Any:  # fmt: skip
         """Write an exchange down. Local."""
         del slots

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import CellArrays, Communicator, Exchange, Side, greatest
-from ..dtypes import is_foreign
+from ..dtypes import accumulation_dtype, is_foreign
 from ..layout import MatrixDescriptor
 from ..layout.pieces import LocalPart, Trapezoid
 from .direct import Direct
@@ -244,6 +244,7 @@ class Transport(Protocol):
 
     def message_bytes(self, exchange: Exchange) -> int:
         """Return how many bytes the messages of an exchange take on every rank until it ends. Local."""
+        return 0  # they are cut into small ones
 
     def start_exchange(
         self,
@@ -286,6 +287,7 @@ class Transport(Protocol):
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
+        return accumulation_dtype(dtype)  # never in less precision
 
 
 @dataclass(frozen=True, slots=True)

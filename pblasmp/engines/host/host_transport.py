@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ...comm import CellArrays, Communicator, Exchange, SharedMemory, Side
 from ...comm.communicator import Votes
 from ...comm.progress import Progress, await_flag
-from ...dtypes import accumulation_dtype
 from ...logs import logger
 from ...resources import available_bytes
 from ..protocol import SHARE, Transfer, Transport
@@ -98,10 +97,6 @@ class HostTransport(Transport):
         """Return the exchange plan between two layouts. Local."""
         return self._exchanges(src, dst, dtype)
 
-    def message_bytes(self, exchange: Exchange) -> int:
-        """Return 0: messages are cut into small ones. Local."""
-        return 0
-
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Start messages. Local."""
         requests = [request for array, rank in receives for request in self.comm.irecv(array, rank)]
@@ -175,10 +170,6 @@ class HostTransport(Transport):
         memory: list[tuple[float, int, int]] = self._buffers.node.allgather(mine)
         free = min(each for each, *_ in memory)
         return int(free * SHARE) + sum(own for _, own, _ in memory) + max(shared for *_, shared in memory)
-
-    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
-        """Return the type that products are summed in: here sums never travel in less precision. Local."""
-        return accumulation_dtype(dtype)
 
 
 class _MpiMessages:
