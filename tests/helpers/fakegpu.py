@@ -118,6 +118,10 @@ class DriverForC:
         self.cuStreamIsCapturing, self.cuGraphLaunch = of_two(captures), of_two(queue)
 
 
+class NcclError(Exception):
+    """nccl.bindings.nccl.NCCLError."""
+
+
 class CUDARuntimeError(RuntimeError):
     """As cupy.cuda.runtime has it."""
 
@@ -325,6 +329,7 @@ class FakeGpu:
         self.alive: dict[tuple[str, int], Any] = {}
         self._next = 0x100
         self.under_way: dict[int, list[Any]] = {}
+        self.latest: list[Any] = []
         self.group: list[list[Any]] = []  # NCCL's messages in groups that have begun
         self.promised: list[Any] = []  # events that messages end with, until a stream waits for them
         self.behind: set[tuple[int, int]] = (
@@ -460,6 +465,7 @@ class FakeGpu:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
         nccl = SimpleNamespace(
             get_version=lambda: self.nccl_version,
+            NCCLError=NcclError,
             comm_abort=self._abort,
             all_reduce=self._all_reduce,
             broadcast=self._broadcast,
@@ -552,7 +558,7 @@ class FakeGpu:
         self.events.append((name, stream, peer, nbytes))
         assert kind == 1
         memory = (ctypes.c_char * nbytes).from_address(at)
-        post = {"send": "Isend", "recv": "Irecv"}[name]
+        post = {"send": "Issend", "recv": "Irecv"}[name]
         ranks = self.communicators[int(comm)]
         self.group[-1].append((stream, lambda: getattr(ranks, post)(memory, peer, _TAG)))
 
@@ -566,8 +572,12 @@ class FakeGpu:
             if (stream, self.stream) not in self.behind:
                 self.faults.append("messages that do not wait for what they send")
             self.behind.discard((stream, self.stream))
+        self.finish(self.latest)  # one group after the other
+        self.latest = []
         for stream, post in messages:
-            self.under_way.setdefault(stream, []).append(post())
+            request = post()
+            self.latest.append(request)
+            self.under_way.setdefault(stream, []).append(request)
         if any(stream == self.stream for stream, _ in messages):  # what follows on it comes after them
             self.finish(self.under_way.pop(self.stream))
 
@@ -604,7 +614,7 @@ class FakeGpu:
         if self.comm is None or not self.computes:
             return
         names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
-        assert (operation, stream) == (NCCL_SUM, self.stream)
+        assert operation == NCCL_SUM
         dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
         each = self._everyones(fakelapack.vector(of, count, dtype), ranks)
         if ranks.rank == root:
@@ -617,12 +627,15 @@ class FakeGpu:
             return
         assert kind == 1
         if of != to:
-            assert stream == self.stream
             each = self._everyones(fakelapack.vector(of, nbytes, "u1"), self.communicators[int(comm)])
             fakelapack.vector(to, nbytes, "u1")[...] = each[root]
             return
         memory = (ctypes.c_char * nbytes).from_address(of)
-        self.under_way.setdefault(stream, []).append(self.comm.Ibcast(memory, root))
+        request = self.communicators[int(comm)].Ibcast(memory, root)
+        if stream == self.stream:
+            self.under_way.setdefault(stream, []).append(request)
+        else:
+            self.finish([request])
 
     def _window(self, nbytes: int, comm: Any) -> Any:
         """Memory that the ranks of a communicator register together: who does so alone waits for ever."""

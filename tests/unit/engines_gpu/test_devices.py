@@ -14,6 +14,7 @@ import pblasmp as pb
 from pblasmp.comm import wrap
 from pblasmp.engines.gpu.runtime import device
 from pblasmp.engines.gpu.runtime.device import find_device
+from tests.helpers.fakegpu import NcclError
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -110,6 +111,24 @@ def settings(comm: Any, path: str) -> Any:
             except pb.PblasmpError as error:
                 told = str(error)
             yield case, None if message in told and bool(message) == bool(told) else told
+            lib.assert_clean()
+
+    for per_node, message in (("1", "lo NCCL_SOCKET_IFNAME must name what the hosts share"), ("2", "")):
+        with (
+            patch.dict(os.environ, {"PBLASMP_RANKS_PER_NODE": per_node}),
+            machine(path, comm=comm) as lib,
+            patch.object(
+                sys.modules["nccl.core"].Communicator, "init", side_effect=NcclError("system error")
+            ),
+        ):
+            try:
+                pb.Context(comm, engine="cublasmp").close()
+            except pb.StatusError as error:
+                told = str(error)
+            wrong = "not connect the ranks: system error" not in told or ("must name" in told) is not bool(
+                message
+            )
+            yield f"unconnected, {per_node}", told if wrong or message not in told else None
             lib.assert_clean()
 
 

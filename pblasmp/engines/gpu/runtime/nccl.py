@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ....comm import unlike_interfaces
-from ....errors import UnsupportedError
+from ....comm import interfaces, unlike_interfaces
+from ....errors import StatusError, UnsupportedError
 from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
 
@@ -69,7 +69,12 @@ class Nccl:
                 uid = self._core.get_unique_id()
         uid = runtime.comm.bcast(uid)
         with runtime.agreement("Context: NCCL", blocks=True):
-            made = self._core.Communicator.init(runtime.size, runtime.rank, uid)
+            try:
+                made = self._core.Communicator.init(runtime.size, runtime.rank, uid)
+            except self._bindings.NCCLError as error:
+                raise StatusError(
+                    f"Context: NCCL does not connect the ranks: {error}{_over(runtime)}"
+                ) from error
             self._closing.callback(made.destroy)
             runtime.health.own.append(made)
         return made
@@ -155,3 +160,10 @@ class Nccl:
     def close(self) -> None:
         """Destroy the communicators that were made here, last made first. Collective."""
         self._closing.close()
+
+
+def _over(runtime: GpuRuntime) -> str:
+    """Return which variable says how NCCL connects this rank's host with others, "" if there are none. Local."""
+    there = ", ".join(sorted({*interfaces().values()}))
+    words = f"; of {there} NCCL_SOCKET_IFNAME must name what the hosts share, and NCCL_DEBUG=WARN says more"
+    return words if len(runtime.nodes) > 1 else ""
