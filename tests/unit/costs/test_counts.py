@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from benchmarks.volumes import ROUTINES as FACTORED
-from benchmarks.volumes import volume
 from pblasmp.comm import Cell, Cells, NodeCells, Side
 from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
@@ -105,18 +103,6 @@ def test_no_rank_receives_more_than_by_summa(nranks, per_node):
             (rows, cols), a, b = p.d.local_shape(rank), p.a.local_shape(rank), p.b.local_shape(rank)
             summa = rows * (k - a[1]) + (k - b[0]) * cols
             assert got[rank] <= 8 * summa, (p, rank)
-
-
-@pytest.mark.parametrize("routine", FACTORED)
-def test_factorizations_receive_and_keep_what_they_do_in_two_dimensions(routine):
-    """What a rank receives and needs falls with the square root of their number: docs/internals/calls.md has 1,024."""
-    n, memory = 4096, []
-    for side in (4, 8):
-        d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(side, side), order="F")
-        found = FactorProblem(routine, a=d, c=d).traffic(ranks_per_node=1)
-        assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2)
-        memory.append(found.memory_bytes.max() - 2 * 8 * n * n / side**2)
-    assert memory[1] <= 0.65 * memory[0]
 
 
 @pytest.mark.parametrize("algorithm", ["gathered", "shared", "panels", "auto"])

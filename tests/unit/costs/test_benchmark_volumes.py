@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of factorizations in two dimensions, by the formulas of the benchmark that prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+import pblasmp as pb
+from benchmarks.volumes import ROUTINES, volume
+from pblasmp.layout import FactorProblem
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_factorizations_receive_and_keep_what_they_do_in_two_dimensions(routine):
+    """What a rank receives and needs falls with the square root of their number: docs/internals/calls.md has 1,024."""
+    n, memory = 4096, []
+    for side in (4, 8):
+        d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(side, side), order="F")
+        found = FactorProblem(routine, a=d, c=d).traffic(ranks_per_node=1)
+        assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2)
+        memory.append(found.memory_bytes.max() - 2 * 8 * n * n / side**2)
+    assert memory[1] <= 0.65 * memory[0]
