@@ -127,6 +127,7 @@ class Runtime(Generic[Matrix]):
         """Read what was measured on this machine, and find a name. Collective."""
         self.engine.measured = _measured(self.comm, self.engine)
         self.name = _free_name(self.engine.name, self.comm)
+        _by_name.pop(self.name, None)  # as the last one: a rank may still have a closed context of that name
         _by_name[self.name] = self
 
     @classmethod

@@ -402,6 +402,22 @@ def ahead_in_another_context(comm):
     outer.close()
     for each in (alone, part):
         each.Free()
+    yield from with_a_closed_context(comm)
+
+
+def with_a_closed_context(comm):
+    """Which of two contexts was made last does not depend on whether a rank still has a closed one of the same name."""
+    first_one = pb.Context(comm, engine="host")
+    second = pb.Context(comm, engine="host")
+    first_one.close()
+    kept = first_one if comm.rank == 0 else None
+    del first_one
+    gc.collect()
+    with pb.Context(comm, engine="host") as third:
+        words = ["expected a DistributedMatrix, got NoneType"]
+        yield "reopened", agreed_error(third, pb.ArgumentError, words, pb.linalg.cholesky, None)
+    second.close()
+    del kept
 
 
 def a_matrix_of_another_context(comm):
