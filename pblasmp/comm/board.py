@@ -6,7 +6,8 @@ cores, the ranks that have finished begin to compute, and the others must wait f
 needs a core only once. Each node has such a board; lines of ranks of other nodes are written by who receives their
 messages.
 
-The work is done by the compiled core: see ``_core/meet.h``.
+The work is done by the compiled core: see ``_core/meet.h``. So are waits for flags in shared memory: one rank says that
+something is ready, the others wait for it.
 """
 
 from __future__ import annotations
@@ -305,3 +306,57 @@ def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communica
     if node.size > 1:
         board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
     return board
+
+
+class Progress:
+    """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.
+
+    Args:
+        comm: the ranks, which have a board.
+        flags: one int64 for each thing, in shared memory and 0 at first.
+    """
+
+    def __init__(self, comm: Communicator, flags: NDArray[np.int64]) -> None:
+        core = _core.load()
+        assert core is not None
+        self._comm, self._core = comm, core
+        self._flags = flags  # they stay as long as there is an address of theirs
+        self._at = ctypes.c_void_p(flags.ctypes.data)
+
+    def done(self, i: int) -> None:
+        """Say that thing ``i`` is ready. Local."""
+        self._core.flag_raise(self._at, i)
+
+    def wait(self, i: int) -> None:
+        """Wait until thing ``i`` is ready. Local."""
+        if not self._core.flag_await(self._at, i, YIELDS if self._comm.patient else 0):
+            self._comm.wait(_Awaited(self._core, self._at, i))
+
+
+def await_flag(comm: Communicator, address: int) -> None:
+    """Wait until the flag at an address is up. Local."""
+    core = _core.load()
+    assert core is not None
+    comm.wait(_Awaited(core, ctypes.c_void_p(address), 0))
+
+
+class _Awaited:
+    """The wait for one thing, with the interface of the requests of mpi4py and of process groups."""
+
+    def __init__(self, core: _core.Core, at: ctypes.c_void_p, i: int) -> None:
+        self._core, self._at, self._i = core, at, i
+        self._since = time.monotonic()
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        return bool(self._core.flag_is_up(self._at, self._i))
+
+    def sleep(self) -> None:
+        """Sleep until it is ready, but not for long."""
+        self._core.flag_sleep(self._at, self._i, int(1e6 * NAP_SECONDS))
+
+    def pause(self) -> None:
+        """Yield the core, and sleep if the wait is long."""
+        if time.monotonic() - self._since < BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            self.sleep()

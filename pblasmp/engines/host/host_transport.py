@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import CellArrays, Communicator, Exchange, SharedMemory, Side
+from ...comm.board import Progress, await_flag
 from ...comm.communicator import Votes
-from ...comm.progress import Progress, await_flag
 from ...logs import logger
 from ...resources import available_bytes
 from ..protocol import SHARE, Transfer, Transport

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pblasmp import ClosedError
-from pblasmp.comm.progress import Progress
+from pblasmp.comm.board import Progress
 
 
 class Waits:
