@@ -7,6 +7,7 @@ each a ``Method``. Those that every engine can run are written once, in terms of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 class Operations(Protocol):
     """The operations of a rank on its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
 
-    Those of LAPACK take arrays in F order.
+    Those of LAPACK take arrays in F order. What they do by default is for ranks that queue nothing.
 
     Attributes:
         xp: the module of the arrays: numpy or cupy.
@@ -82,6 +83,7 @@ class Operations(Protocol):
 
     def stored(self, dtype: np.dtype) -> np.dtype:
         """Return the type of local arrays of ``dtype``: itself, or bytes for types that the array library lacks."""
+        return dtype
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which copies of operands of ``dtype`` are kept until they are multiplied."""
@@ -128,6 +130,8 @@ class Operations(Protocol):
         compute: str | None = None,
     ) -> None:
         """Compute ``d = alpha a b + beta c`` for several a, b, d and c of equal sizes, each as ``gemm`` does."""
+        for a, b, d, c in parts:
+            self.gemm(alpha, a, b, beta, d, compute, c)
 
     def concurrently(
         self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()
@@ -138,6 +142,8 @@ class Operations(Protocol):
         many tasks of the same sizes are run in this way next, each of which needs the results of the one with its
         number alone. Until then, what is queued waits for the tasks before these, but perhaps not for these.
         """
+        for task in tasks:
+            task()
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
@@ -166,15 +172,18 @@ class Operations(Protocol):
 
     def factoring(self) -> AbstractContextManager[None]:
         """Return a context for a factorization or a solve, whose products all have sizes of their own."""
+        return nullcontext()
 
     def coarse(self) -> AbstractContextManager[None]:
         """Return a context in which products in single precision are faster, and less exact, if the engine has such."""
+        return nullcontext()
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel of a matrix of that order has."""
 
     def tallest(self, dtype: np.dtype) -> int:
         """Return how many rows the panels of ``getrf`` and ``geqrt`` can have; the same on every rank."""
+        return sys.maxsize
 
     def potrf(self, a: LocalArray, info: LocalArray, first: int) -> None:
         """Replace the lower triangle of the square on top of ``a`` by its Cholesky factor L, and the rest by X L^-H.

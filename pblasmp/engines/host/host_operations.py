@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from ...layout.pieces import LocalPart
 from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
 from ..product import Workspace
+from ..protocol import Operations
 from . import blas
 from .host_transport import Buffers
 
@@ -30,7 +28,7 @@ _LARGE = 2048
 _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
-class HostOperations:
+class HostOperations(Operations):
     """See ``engines.protocol.Operations``. Making one is local.
 
     Args:
@@ -69,19 +67,11 @@ class HostOperations:
         """Return ``nbytes`` on the host. Local."""
         return Workspace(0, nbytes)
 
-    def tallest(self, dtype: np.dtype) -> int:
-        """Return how many rows a panel of LU or QR can have: any number. Local."""
-        return sys.maxsize
-
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
         """Return an array in the buffer ``name``. Local."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._buffers.get(f"scratch {name}", nbytes, shared=False)
         return memory[:nbytes].view(dtype).reshape(shape, order=order)  # type: ignore[call-overload, no-any-return]
-
-    def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``: NumPy has all types. Local."""
-        return dtype
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type that BLAS multiplies: operands are converted on arrival. Local."""
@@ -131,35 +121,9 @@ class HostOperations:
         blas.gemm(self._library, alpha, a, b, beta, target)
         d[...] = target
 
-    def gemms(
-        self,
-        alpha: complex,
-        parts: Sequence[tuple[Array, Array, Array, Array | None]],
-        beta: complex,
-        compute: str | None = None,
-    ) -> None:
-        """Compute several products, one after the other. Local."""
-        for a, b, d, c in parts:
-            self.gemm(alpha, a, b, beta, d, compute, c)
-
-    def concurrently(
-        self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()
-    ) -> None:
-        """Run tasks one after the other, each with all threads. Local."""
-        for task in tasks:
-            task()
-
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
-
-    def factoring(self) -> AbstractContextManager[None]:
-        """Return a context for a factorization, in which nothing is different. Local."""
-        return nullcontext()
-
-    def coarse(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is different. Local."""
-        return nullcontext()
 
     def panel_width(self, order: int) -> int:
         """Return how many columns a panel has: wide ones multiply faster, narrow ones let ranks wait less. Local."""
