@@ -177,11 +177,7 @@ def _read(
 def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> PblasOperand | None:
     """Return A or B as this process describes it; None if the process has no part of it."""
     desc = given[f"desc{name}"]
-    try:
-        number = int(desc[1])
-    except (TypeError, ValueError, IndexError):
-        number = 0
-    if number == -1:
+    if _is_outside(desc):
         return None
     values = entries(faults, f"desc{name}", desc)
     if values and of_number(values[1]) is None:

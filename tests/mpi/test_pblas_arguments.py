@@ -250,6 +250,9 @@ def refused(comm):
         yield "T of her2k", raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
         known = legal("pdgemr2d", ictxt)
         yield "moved onto itself", raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])
+        for odd in ({}, "description", 3.0, None):
+            given = {**known, "descb": odd if comm.rank == comm.size - 1 else known["descb"]}
+            yield f"described by {odd!r}", raised(comm, "pdgemr2d", given, -10, ["(descb)"])
         for name, info in (("pdsyrk", -11), ("pdtrsm", -12), ("pdgemm", -16)):
             known = legal(name, ictxt)
             known["c" if "c" in known else "b"] = known["a"]
