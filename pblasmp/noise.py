@@ -40,9 +40,7 @@ _VALUES = 50  # that runs go through
 _TURNS = 0.3  # of the runs: those with a product beside them
 _NAPS = 0.3  # those in which a rank comes late
 _NAP = 1.5e-3  # seconds, at most
-_MOST_EQUATIONS = (
-    256  # of eigenvalue problems, which are repeated as often as what takes a hundredth of the time
-)
+_MOST_EQUATIONS = 128  # of eigenvalue problems, which take longer than other calls of their order
 _NEIGHBOR = """
 import sys, threading, time
 threading.Thread(target=lambda: (sys.stdin.read(), sys.exit()), daemon=True).start()
