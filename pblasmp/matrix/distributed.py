@@ -610,4 +610,5 @@ def _reflected(operator: str, left: Any, right: Any) -> Any:
     """
     if arithmetic.is_scalar(right) or hasattr(right, "ndim"):
         return NotImplemented
-    return getattr(type(right), operator, lambda *_: NotImplemented)(right, left)
+    method = getattr(type(right), operator, None)
+    return NotImplemented if method is None else method(right, left)

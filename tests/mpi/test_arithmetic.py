@@ -127,6 +127,12 @@ class Knows:
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = mine
 
 
+class Refuses:
+    """What says that it has no operators."""
+
+    __radd__ = __rmatmul__ = None
+
+
 def errors(comm):
     last = comm.size - 1
     d = pb.MatrixDescriptor((6, 8), (2, 2), pb.Grid.squarest(comm.size))
@@ -170,6 +176,8 @@ def errors(comm):
                 Fraction(1, 3) if comm.rank == last else a.T if symbol == "@" else 2
             )  # it has operators of its own
             yield f"{symbol} a fraction", agreed_error(ctx, TypeError, ["Fraction"], function, a, odd)
+            given = Refuses() if comm.rank == last else odd if symbol == "@" else 2
+            yield f"{symbol} what refuses", agreed_error(ctx, TypeError, ["Refuses"], function, a, given)
             yield f"{symbol} its own", None if function(a, Knows()) == "mine" else "not asked"
         mixed = a if comm.rank != last else d
         yield "one layout", agreed_error(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
