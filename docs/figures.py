@@ -204,7 +204,9 @@ def comparison() -> str:
         where = " or ".join(dict.fromkeys(run.where for run in chosen))
         return [what, where, beside, spread(ratio for run in chosen for _, ratio in compare(run, contenders))]
 
-    trainings = [runs[f"transformer-mpirun-{sizes}-2-gpus"] for sizes in ("2048-2048", "4096-2048", "8192-4096")]
+    trainings = [
+        runs[f"transformer-mpirun-{sizes}-2-gpus"] for sizes in ("2048-2048", "4096-2048", "8192-4096")
+    ]
     rows = [
         row("products, float64", ["host_gemm-debian-4-ranks"], "ScaLAPACK, OpenBLAS", ["pdgemm"]),
         row("", ["host_gemm-mkl-4-ranks"], "ScaLAPACK, MKL", ["pdgemm"]),
