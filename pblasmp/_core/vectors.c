@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Level 1: vectors that are scaled or exchanged, and numbers that the ranks tell with their votes.
  *
- * ``engines/local/reductions.py`` says what each rank tells. Sums are made in double precision.
+ * ``engines/local/sums.py`` says what each rank tells. Sums are made in double precision.
  */
 #include "call.h"
 
@@ -126,7 +126,7 @@ int prepare_reduced(call *c)
         tells[k] = 0;
     if (c->routine == AMAX)
         tells[0] = tells[1] = -1;
-    c->told = c->routine == AMAX ? 4 : c->routine == ASUM ? 1 : 2;
+    c->told = c->routine == AMAX ? 4 : c->routine == ASUM || (c->routine != NRM2 && !is_complex) ? 1 : 2;
     if (!x->active)
         return OK;
     reals re = reals_of(c, x, 0), im = reals_of(c, x, 1), re_y = reals_of(c, y, 0), im_y = reals_of(c, y, 1);

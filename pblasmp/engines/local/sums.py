@@ -98,8 +98,8 @@ def _product(xp: Any, vectors: Sequence[Array], *, conjugate: bool) -> Sequence[
     return found.real, found.imag
 
 
-def _complex_sum(rows: Rows) -> complex:
-    return complex(_sum(rows), _sum(rows, 1))
+def _sum_of_products(rows: Rows) -> complex:
+    return _sum(rows) if len(rows[0]) == 1 else complex(_sum(rows), _sum(rows, 1))
 
 
 def _sum(rows: Rows, at: int = 0) -> float:
@@ -226,8 +226,8 @@ def _element(values: Array, _: Array | None) -> Sequence[float]:
 
 
 REDUCTIONS = {
-    "dot": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=False), _complex_sum),
-    "dotc": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=True), _complex_sum),
+    "dot": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=False), _sum_of_products),
+    "dotc": Reduction(lambda xp, vectors, _: _product(xp, vectors, conjugate=True), _sum_of_products),
     "nrm2": Reduction(_squares, _norm),
     "asum": Reduction(_sizes, _sum),
     "amax": Reduction(_largest, _chosen),
@@ -239,7 +239,7 @@ MATRIX_REDUCTIONS = {
     "norm max": Reduction(_if_any(lambda values, _: (float(np.abs(values).max()),), (0.0,)), _greatest),
     "norm 1": Reduction(_if_any(_largest_sum(0), (0.0,)), _greatest),
     "norm inf": Reduction(_if_any(_largest_sum(1), (0.0,)), _greatest),
-    "sum": Reduction(_if_any(_matrix_total, (0.0, 0.0)), _complex_sum),
+    "sum": Reduction(_if_any(_matrix_total, (0.0, 0.0)), _sum_of_products),
     "element": Reduction(
         _if_any(_element, (0.0, 0.0, 0.0)), lambda rows: next(complex(*row[1:]) for row in rows if row[0])
     ),
