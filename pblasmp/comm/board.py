@@ -12,6 +12,7 @@ something is ready, the others wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -294,15 +295,19 @@ def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communica
     shapes = (2, comm.size + 1, _LINE), (2, node.size + 1, _LINE)
     sizes = [8 * math.prod(shape) for shape in shapes]
     memory = SharedMemory(node, sum(sizes))
-    mpi = control.for_core()
-    if any(allgather_alike(comm, memory.why_not or not mpi)):
+    mpi, post = control.for_core(), None
+    with contextlib.suppress(MemoryError):
+        post = Post(control, mpi, nodes) if mpi else None
+    refused = any(allgather_alike(comm, memory.why_not or post is None))
+    if refused or post is None:
         return None
+    control.channel.posts.append(post)
     both = memory.array(sum(sizes)).view(np.int64)
     lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
     here = next(ranks for ranks in nodes if comm.rank in ranks)
     processes = [(each.process, each.began) for each in locations]
     mine = [process if rank in here else None for rank, process in enumerate(processes)]
-    board = Board(core, lines, comm.rank, mine, Post(control, mpi, nodes))
+    board = Board(core, lines, comm.rank, mine, post)
     if node.size > 1:
         board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
     return board

@@ -51,7 +51,6 @@ class Post:
         ]
         self._states = [_states(each) for each in (self._letters, self._boxes)]
         self.state = _core.PostState(*mpi, LARGEST, *self._states, len(self._letters), len(self._boxes))
-        comm.channel.posts.append(self)
 
     def check(self) -> None:
         """Raise MPI's error, if there was one. Local."""

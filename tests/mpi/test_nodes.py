@@ -173,6 +173,22 @@ def volumes(comm, nodes):
                 yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
 
 
+def without_room(comm):
+    """A rank without memory for messages: all go without them, and nobody waits."""
+
+    def refuses(*_):
+        raise MemoryError
+
+    values = np.arange(36.0).reshape(6, 6)
+    with contextlib.ExitStack() as stack:
+        if comm.rank == comm.size - 1:
+            stack.enter_context(mock.patch("pblasmp.comm.post._Sheet", refuses))
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.scatter(values, block=2)
+            yield "product", misplaced(a @ a, values @ values)
+            yield "messages of the core", None if ctx.control.board is None else "one rank has room"
+
+
 def sat(comm):
     seats = [Seat(**each) for each in seats_of_ranks(False, Reporter())["seats"]]
     faults = [fault for fault, _ in faults_of_seats(seats)]

@@ -479,7 +479,7 @@ def other_tokens(comm):
 
 @pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(3)])
 def test_other_numbers_of_tokens(nranks):
-    run_mpi(other_tokens, nranks)
+    run_on_one_node(other_tokens, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
