@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...layout import Grid, MatrixDescriptor, Trapezoid
+from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part, same_memory, window_of
 from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
@@ -164,11 +164,13 @@ class ElpaProduct(SpectralProduct):
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
         work, library = self._a, self._library
         first, last = self._problem.subset or (0, work.shape[0] - 1)
-        move(self._engine, work.T, work, (a.T, a), Trapezoid("U", 1))  # it reads both triangles
+        adjoint = new_part(self._engine, work)  # ELPA reads both triangles
+        move(self._engine, work.T, work, (a.T, adjoint))
         if a.dtype.kind == "c":
-            rows, cols = work.global_indices(self._engine.transport.rank)
-            a.imag[rows[:, None] == cols] = 0
-            np.conjugate(a, out=a, where=rows[:, None] < cols)
+            np.conjugate(adjoint, out=adjoint)
+        np.add(a, adjoint, out=a)
+        _, *diagonal = np.intersect1d(*work.global_indices(self._engine.transport.rank), return_indices=True)
+        a[tuple(diagonal)] /= 2
         if not library.single:  # as Debian's is built
             a = a.astype(np.promote_types(a.dtype, np.float64), order="F")
         vectors = (
