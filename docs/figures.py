@@ -464,6 +464,7 @@ def eigenvalues() -> str:
 def eigenvalues_on_gpus() -> str:
     """Return the table of eigenvalues and eigenvectors on GPUs: seconds, and bytes of memory by number of a matrix."""
     found = [run for name, run in results.runs().items() if name.startswith("eigenvalues_gpu-")]
+    found.sort(key=lambda run: (run.gpus, run.rows[0]["case"]["n"]))
     if not found:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     names = list(found[0].rows[0]["seconds"])
@@ -475,7 +476,10 @@ def eigenvalues_on_gpus() -> str:
         for run in found
         for row in run.rows
     ]  # fmt: skip
-    return f"{table(['GPUs', 'type', 'n', *names], rows, len(names) + 3)}\n{source(found[-1])}\n"
+    sources = "; ".join(
+        f"n = {', '.join(str(row['case']['n']) for row in run.rows)}: {source(run)}" for run in found
+    )
+    return f"{table(['GPUs', 'type', 'n', *names], rows, len(names) + 3)}\n{sources}\n"
 
 
 def refined_solves() -> str:
