@@ -114,7 +114,7 @@ class _DryGpuOperations(DryOperations):
     grid_panels: Any = None
     spread: Any = _DrySpread
     gemqrt: Any = None  # reflectors are applied by products
-    tile, band = GpuFactorOperations.tile, GpuFactorOperations.band
+    tile, band, coarser = GpuFactorOperations.tile, GpuFactorOperations.band, GpuFactorOperations.coarser
     panel, lead = GpuFactorOperations.panel, GpuFactorOperations.lead
     stripes, update_order = GpuFactorOperations.stripes, GpuFactorOperations.update_order
     panel_flops, factor_alone = GpuFactorOperations.panel_flops, GpuFactorOperations.factor_alone

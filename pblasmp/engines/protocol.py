@@ -39,6 +39,7 @@ class Operations(Protocol):
         xp: the module of the arrays: numpy or cupy.
         tile: columns of the tiles that cover the diagonal of a triangle.
         band: rows of a triangle that are multiplied together, while other bands are; 0: all are.
+        coarser: how many times as large both are for few columns: queueing more takes longer than reading zeros.
         panel: indices of k in a panel of the algorithm "panels".
         lead: indices of k in the first of these panels; 0: as many as in the others.
         panel_flops: floating-point operations that take as long as starting a panel's messages.
@@ -60,6 +61,7 @@ class Operations(Protocol):
     xp: Any
     tile: int
     band: int
+    coarser: int
     panel: int
     lead: int
     panel_flops: float
@@ -147,6 +149,13 @@ class Operations(Protocol):
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
+
+    def multiply_part(self, g: Any, runs: Callable[[], Sequence[LocalArray]], diagonal: str) -> bool:
+        """Compute a product, a ``Gemm``, in which some elements of each row of the left matrix count, or return False.
+
+        ``runs`` returns for each row from which element on, up to which, and which is on the main diagonal, or -1, all
+        in 32 bits; ``diagonal`` is as in ``LeftPart``. No others are read.
+        """
 
     def add(
         self,

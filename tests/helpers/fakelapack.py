@@ -116,6 +116,12 @@ def loaded(
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
     if "COLUMNS" in macros:
         played["step"] = partial(_step, int(macros["COLUMNS"]))
+    if "POLLS" in macros:
+        played["lu"] = partial(_lu, macros)
+    if "TILE" in macros and "ROWS" in macros and "BY_COLUMNS" not in macros:
+        played["substitute"] = partial(_substitute, macros)
+    if "BY_COLUMNS" in macros:
+        played["part"] = partial(_part, macros)
     if "HALF" in macros:
         played["join"] = partial(_join, macros)
     if "WIDTH" in macros:
@@ -148,7 +154,7 @@ def signature(text: str, name: str) -> list[str]:
     return ["Q" if "*" in each else _C_TYPES.get(each, "") for each in types]
 
 
-_C_TYPES = {"int": "i", "i64": "q", "u64": "Q", "u32": "I", "SUM": "?", "E": "?"}
+_C_TYPES = {"double": "d", "int": "i", "i64": "q", "u64": "Q", "u32": "I", "SUM": "?", "E": "?"}
 
 
 class _Kernel:
@@ -227,8 +233,17 @@ def _judge(kind: Any, a: int, ld: int, rows: int, cols: int, found: int, info: i
 
 
 def _lu(
-    kind: Any, a: int, ld: int, m: int, w: int, rows: int, pivots: int, first: int, info: int, *slots: int
-) -> None:
+    macros: dict[str, str], kind: Any, a: int, ld: int, m: int, w: int, rows: int, pivots: int, first: int, info: int,
+    shown: int, tags: int, *, grid: tuple[int, ...],
+) -> None:  # fmt: skip
+    columns, each, threads, polls = (int(macros[name]) for name in ("COLUMNS", "ROWS", "THREADS", "POLLS"))
+    assert w <= columns
+    assert rows <= each * threads
+    assert each * columns * kind.itemsize <= 512  # bytes of registers
+    assert -(-m // rows) == grid[0] <= 32 * polls
+    slots = vector(shown, 2 * grid[0] * (4 + -(-columns * kind.itemsize // 8)) * 2, "u8")
+    slots[...] += 1  # the memory is there
+    assert not vector(tags, 2, "u4")[0]
     x, letter = matrix(a, m, w, ld, kind), {np.dtype(k): letter for letter, k in _TYPES.items()}[kind]
     factors, found, bad = getattr(lapack, f"{letter}getrf")(x)
     x[...] = factors
@@ -378,11 +393,47 @@ def _refine(
 _PLAYED = {
     "look": _look,
     "judge": _judge,
-    "lu": _lu,
     "qr": _qr,
     "swap": _swap,
     "exchange": _exchange,
 }
+
+
+def _substitute(
+    macros: dict[str, str], kind: Any, a: int, ld: int, n: int, x: int, ldx: int, columns: int, *,
+    grid: tuple[int, ...],
+) -> None:  # fmt: skip
+    assert n <= 32 * int(macros["ROWS"])
+    assert grid[0] * 8 >= columns
+    unknowns, triangle = matrix(x, n, columns, ldx, kind), matrix(a, n, n, ld, kind)
+    unknowns[...] = solve_triangular(triangle, unknowns, lower=True, unit_diagonal=True, check_finite=False)
+
+
+def _part(
+    macros: dict[str, str], kind: Any, left: int, down: int, along: int, right: int, right_down: int,
+    right_across: int, target: int, target_down: int, target_across: int, c: int, c_down: int, c_across: int,
+    begin: int, end: int, own: int, rows: int, columns: int, alpha_re: float, alpha_im: float, beta_re: float,
+    beta_im: float, *, grid: tuple[int, ...],
+) -> None:  # fmt: skip
+    alpha, beta = complex(alpha_re, alpha_im), complex(beta_re, beta_im)
+    ones, reals = (macros[name] == "1" for name in ("ONES", "REALS"))
+    assert grid[1] * int(macros["COLUMNS"]) >= columns > (grid[1] - 1) * int(macros["COLUMNS"])
+    assert (down == 1) == (macros["BY_COLUMNS"] == "1")
+    factor = (lambda x: x) if np.dtype(kind).kind == "c" else (lambda x: x.real)
+    d = _strided(target, rows, columns, kind, target_down, target_across)
+    for r, (first, stop, special) in enumerate(
+        zip(*(vector(at, rows, "i4") for at in (begin, end, own)), strict=True)
+    ):
+        total = np.zeros(columns, kind)
+        if stop > first:
+            row = _strided(left + r * down * kind.itemsize, 1, stop, kind, 1, along)[0, first:].copy()
+            if first <= special < stop and ones:
+                row[special - first] = 1
+            if first <= special < stop and reals:
+                row[special - first] = row[special - first].real
+            total = row @ _strided(right, stop, columns, kind, right_down, right_across)[first:]
+        old = factor(beta) * _strided(c, rows, columns, kind, c_down, c_across)[r] if c else 0
+        d[r] = factor(alpha) * total + old
 
 
 _WORDS = {"quad": "c16", "u64": "c8", "u32": "u4", "u16": "u2", "u8": "u1"}

@@ -21,6 +21,7 @@ from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..composite import QueuedProduct
 from ..local.slab_terms import (
+    THIN,
     Gemm,
     Kernel,
     LeftPart,
@@ -36,7 +37,9 @@ from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 
 _LARGER = 2  # worthwhile only if the alternative moves at least so many times as many elements
-_FEW = 1  # columns of B: a vector. On GPUs more than that is not measured
+_LARGE = (
+    1 << 22
+)  # elements of what stays on GPUs if there are more columns: of less, the host's work takes longer
 _LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more
 
 Array = Any
@@ -236,6 +239,13 @@ def _needs(large: Side, size: int) -> tuple[tuple[int, ...], ...]:
     return (*held, *[()] * (size - len(coords)))
 
 
+def _is_thin(p: Sided) -> bool:
+    """Return whether GPUs compute so few columns that reading the large operand takes the time. Local."""
+    few, many = sorted(p.d.shape)
+    exact = accumulation_dtype(p.d.dtype) == p.d.dtype  # others are not measured
+    return few == 1 < many or (exact and 0 < few * THIN <= min(many, p.k) and many * p.k >= _LARGE)
+
+
 class StationaryMethod(Method):
     """Products that move only vectors, or what is small."""
 
@@ -253,11 +263,10 @@ class StationaryMethod(Method):
         return why or plain_refusal(operands)
 
     def cost(self, engine: Engine, problem: Sided, options: Options) -> float:
-        """Return less than the cost of slabs if these would move much more; on GPUs, of a vector."""
+        """Return less than the cost of slabs if these would move much more; on GPUs, if B has few columns."""
         p = problem
         if engine.traits.queues:
-            few = min(p.d.shape) <= _FEW < max(p.d.shape) and p.a.grid.size > 1
-            return 0.0 if few else 9.0
+            return 0.0 if _is_thin(p) and p.a.grid.size > 1 else 9.0
         terms = _see(engine, p).terms
         here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)
         here += sum(math.prod(x.small.matrix.shape) for x in terms if not x.small.in_place)

@@ -19,7 +19,7 @@ from ...layout.pieces import LocalPart
 from ...layout.schemes import Op
 from ..arrays import new_part, same_memory, scale, window_of
 from ..composite import Composite
-from ..local.slab_terms import triangle_of
+from ..local.slab_terms import THIN, triangle_of
 from ..method import plain_refusal, prepare_step, type_refusal
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options, Problem
@@ -73,7 +73,6 @@ class SteppedProduct(Composite):
 
 _STRIPES = 4  # in which a triangle is computed: together 10/16 of its square
 _FAST, _SLOW = 2.5, 8.0  # gathering costs 3
-_TALL = 8  # with so many times as many rows as columns, filling A costs more than the product
 
 
 class FullProduct(SteppedProduct):
@@ -182,7 +181,7 @@ class FullMethod(Method):
         """Return less than other algorithms cost on GPUs, if no operation is wasted and B is not just a few vectors."""
         wasteless = problem.traits.swept_twice
         if problem.traits.shape == "sided":
-            wasteless = min(problem.d.shape) * _TALL >= problem.a.shape[0]
+            wasteless = min(problem.d.shape) * THIN >= problem.a.shape[0]
         return _FAST if wasteless and engine.traits.fast_products else _SLOW
 
     def prepare(
@@ -195,7 +194,6 @@ class FullMethod(Method):
 _PANEL = 1024
 _LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
 _THIN = 32  # needs so many times as many equations as right-hand sides
-_LEAST_OF_GPUS, _THIN_OF_GPUS = 8192, 1024  # likewise on GPUs
 
 
 class StationarySolve(SteppedProduct):
@@ -270,12 +268,11 @@ class StationarySolveMethod(Method):
         return type_refusal(engine, problem, options, operands) or plain_refusal(operands)
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        """Return less than the cost of slabs if there are few right-hand sides."""
+        """Return less than the cost of slabs if there are few right-hand sides; hosts of GPUs take longer for steps."""
         order = problem.a.shape[0]
         columns = problem.d.shape[1 if problem.side == "L" else 0]
-        least, thin = (_LEAST_OF_GPUS, _THIN_OF_GPUS) if engine.traits.queues else (_LEAST, _THIN)
-        few = order >= max(least, thin * columns) and problem.a.grid.size > 1
-        return 1.5 if few else 9.0
+        few = order >= max(_LEAST, _THIN * columns) and problem.a.grid.size > 1
+        return 1.5 if few and not engine.traits.queues else 9.0
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

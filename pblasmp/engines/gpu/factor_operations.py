@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 
 from ...bindings import FillMode
 from ...dtypes import element_type
-from ..arrays import scale, set_diagonal
-from .gpu_operations import LANES, GpuOperations
+from ..arrays import blas_operand, scale, set_diagonal
+from ..local.slab_terms import Gemm
+from .gpu_operations import LANES, LETTERS, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
-from .kernels.factor import FactorKernels
+from .kernels.factor import SUBSTITUTED, FactorKernels
 from .kernels.lt import Op
 from .kernels.views import View
 from .session import Session
@@ -33,6 +34,10 @@ _AS_IT_IS: tuple[Op, Op] = ("N", "N")
 _ADJOINT: tuple[Op, Op] = ("N", "C")
 
 _LEAST, _MANY = 256, 1 << 21  # of fewer equations, if unknowns are so many: at least so many equations
+FEW_COLUMNS = (
+    16  # with which a part of a matrix is multiplied by a kernel, which reads it once for eight of them
+)
+_FEW_UNKNOWNS = 1024  # columns for which a kernel substitutes faster than cuBLAS: two for each warp
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
 
@@ -108,12 +113,39 @@ class GpuFactorOperations(GpuOperations):
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``, if it is large by products. Local."""
+        if unit and lower and alpha == 1 and self._substitutes(a, x):
+            self.kernels.substitute(self._current(), a, x)
+            return
         if not self._halves_win(len(a), x.shape[1], unit=unit):
             super().trsm(alpha, a, x, lower=lower, unit=unit)
             return
         if alpha != 1:
             scale(x, alpha)
         Halves(self, a, x, lower=lower, unit=unit).run()
+
+    def multiply_part(self, g: Gemm, runs: Callable[[], Sequence[Array]], diagonal: str) -> bool:
+        """Queue a product of few columns with some elements of each row of the left matrix, which are read once. Local.
+
+        Returns:
+            False if there are more columns, or other types: then nothing is queued.
+        """
+        old = None if g.beta == 0 else g.target if g.c is None else g.c
+        arrays = g.left, g.right, g.target, g.target if old is None else old
+        dtype, columns = np.dtype(g.target.dtype), g.right.shape[1]
+        if columns > FEW_COLUMNS or dtype not in LETTERS or any(each.dtype != dtype for each in arrays):
+            return False
+        if g.target.size:
+            if self._lane == "main":
+                self._runtime.follow_stream()
+            matrices = [*map(_place, arrays[:3]), (0, 0, 0) if old is None else _place(old)]
+            self.kernels.part(self._current(), dtype, matrices, runs(), columns, (g.alpha, g.beta), diagonal)
+        return True
+
+    @staticmethod
+    def _substitutes(a: Array, x: Array) -> bool:
+        """Return whether a kernel takes less time than cuBLAS's ``trsm`` for a diagonal of ones. Local."""
+        fits = 0 < len(a) <= SUBSTITUTED and 0 < x.shape[1] <= _FEW_UNKNOWNS
+        return fits and all(blas_operand(each)[0] == "N" for each in (a, x))
 
     def _halves_win(self, n: int, columns: int, *, unit: bool) -> bool:
         """Return whether products and inverses take less time than cuBLAS's ``trsm``, as on an H200. Local."""
@@ -306,6 +338,12 @@ class GpuFactorOperations(GpuOperations):
 
 def _adjoint(x: Array) -> Array:
     return x.conj().T if x.dtype.kind == "c" else x.T
+
+
+def _place(a: Array) -> tuple[int, int, int]:
+    """Return the address of an array, and how many elements apart its rows and columns are."""
+    down, across = (int(step) // a.itemsize for step in a.strides)
+    return int(a.data.ptr), down, across
 
 
 def _leading(a: Array) -> int:

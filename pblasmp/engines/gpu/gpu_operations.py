@@ -31,7 +31,7 @@ _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
 LANES = len(_LANES)
 _BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's stream
-_LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
+LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
 _AS_IT_IS: dict[str, Op] = {"N": "N", "T": "T"}
 _TURNED: dict[str, Op] = {"N": "T", "T": "N"}
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
@@ -48,7 +48,7 @@ class GpuOperations:
     """
 
     tile = 256  # smaller tiles waste less work but slow cuBLAS down
-    band = 1024
+    band, coarser = 1024, 4
     panel = 8192
     lead = 1024  # while this much is multiplied, the rest arrives
     batches = True
@@ -211,7 +211,7 @@ class GpuOperations:
         dtype, k = d.dtype, a.shape[1]
         if not (a.dtype == b.dtype == dtype) or k == 0:
             return False
-        letter = _LETTERS.get(dtype)
+        letter = LETTERS.get(dtype)
         (of_a, lda), (of_b, ldb), (of_d, ldd) = blas_operand(a), blas_operand(b), blas_operand(d)
         (m, n), left, right, ops = d.shape, a, b, (_AS_IT_IS[of_a], _AS_IT_IS[of_b])
         if of_d == "T":  # cuBLAS writes columns: compute the transpose

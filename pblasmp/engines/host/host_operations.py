@@ -42,7 +42,7 @@ class HostOperations(Operations):
 
     xp: Any = np
     tile = 64  # smaller tiles waste less work but slow BLAS down
-    band = 0
+    band, coarser = 0, 1
     panel = 1024  # a panel below 256 costs BLAS its speed
     lead = 0
     panel_flops = 1.0
@@ -185,6 +185,10 @@ class HostOperations(Operations):
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
         """Copy ``src`` where ``mask`` is true. Local."""
         np.copyto(dst, src, where=True if mask is None else mask)
+
+    def multiply_part(self, *_about: Any) -> bool:
+        """Return False: pieces are multiplied one by one. Local."""
+        return False
 
     def add(
         self,

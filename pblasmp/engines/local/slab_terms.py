@@ -27,6 +27,8 @@ from ..arrays import scale
 from ..moving.panels import Needs, Operand, needs
 from ..protocol import Engine, Operations
 
+THIN = 16
+"""A matrix with so many times as many columns as what it is multiplied by: reading it takes the time, and queueing."""
 _TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
 _TEMPORARY = 64 << 20  # bytes of the tiles of a diagonal that are multiplied at once
 
@@ -87,11 +89,16 @@ class LeftPart:
         self, part: Trapezoid, rows: Indices, diagonal: Diagonal = "stored", ks: Indices | None = None
     ) -> None:
         self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
-        self._bands: dict[tuple[int, int], tuple[list[list[_Cut]], list[slice]]] = {}
+        self._bands: dict[tuple[int, int, int], tuple[list[list[_Cut]], list[slice]]] = {}
+        self._runs: dict[tuple[int, int], list[Array]] = {}
 
     def __call__(self, operations: Operations, g: Gemm) -> None:
         """Multiply the parts that count completely, and the tiles on the diagonal, in bands of rows."""
-        bands, rest = self._cut(operations, g.start, g.left.shape[1])
+        runs = partial(self._runs_of, operations, g.start, g.left.shape[1])
+        if operations.multiply_part(g, runs, self._diagonal):
+            return
+        coarser = operations.coarser if g.right.shape[1] * THIN <= g.left.shape[1] else 1
+        bands, rest = self._cut(operations, g.start, g.left.shape[1], coarser)
         for across in rest:
             if g.beta != 0 and g.c is not None:
                 operations.copy_where(g.target[across], g.c[across], None)
@@ -110,17 +117,19 @@ class LeftPart:
             beta = g.beta if cut.first else 1
             operations.gemm(g.alpha, factors, g.right[along], beta, g.target[across], g.compute, old)
 
-    def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[list[_Cut]], list[slice]]:
+    def _cut(
+        self, operations: Operations, start: int, width: int, coarser: int
+    ) -> tuple[list[list[_Cut]], list[slice]]:
         """Return the parts for some indices of k by bands, and the rows without any; both are made once."""
-        if (start, width) not in self._bands:
+        if (start, width, coarser) not in self._bands:
             ks = np.arange(start, start + width) if self._ks is None else self._ks
             places = operations.xp.asarray(self._rows), operations.xp.asarray(ks)
             count = len(self._rows)
-            step = operations.band or max(1, count)
+            step = operations.band * coarser or max(1, count)
             ends = [min(at + step, count) for at in range(0, count, step)]
             bands: list[list[_Cut]] = [[] for _ in ends]
             begun = bytearray(count)  # whether a row has had a part: all rows of a part, or none
-            finest = _finest(operations, width)
+            finest = _finest(operations, width) * coarser
             for piece in pieces(self._part.T, ks, self._rows, ends, finest):
                 along, across = piece.here
                 mask = on_diagonal = None
@@ -132,8 +141,25 @@ class LeftPart:
                 begun[across] = b"\1" * (piece.j1 - piece.j)
             first = (cut.piece.here[1] for band in bands for cut in band if cut.first)
             some = sorted(filter(None, bands), key=lambda band: -_size(band))
-            self._bands[start, width] = some, _gaps(first, count)
-        return self._bands[start, width]
+            self._bands[start, width, coarser] = some, _gaps(first, count)
+        return self._bands[start, width, coarser]
+
+    def _runs_of(self, operations: Operations, start: int, width: int) -> list[Array]:
+        """Return for each row which elements count, from and to, and which is on the main diagonal, or -1."""
+        if (start, width) not in self._runs:
+            ks = np.arange(start, start + width) if self._ks is None else self._ks
+            limit = self._rows + self._part.diagonal
+            begin, end = np.zeros_like(limit), np.full_like(limit, width)
+            if self._part.uplo == "L":
+                end = np.searchsorted(ks, limit, "right")
+            else:
+                begin = np.searchsorted(ks, limit, "left")
+            own = np.searchsorted(ks, self._rows, "left")
+            here = (own >= begin) & (own < end)
+            here[here] = ks[own[here]] == self._rows[here]
+            found = begin, end, np.where(here, own, -1)
+            self._runs[start, width] = [operations.xp.asarray(each.astype(np.int32)) for each in found]
+        return self._runs[start, width]
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
         xp = operations.xp

@@ -376,6 +376,22 @@ def test_calls_that_are_not_direct():
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(
+    ("routine", "columns", "direct"), [("trmm", 2, False), ("trmm", 3, True), ("symm", 3, False), ("trsm", 2, True)]
+)
+def test_a_large_matrix_and_few_columns_take_a_plan(monkeypatch, routine, columns, direct):
+    """Its kernel reads the triangle as fast as a product reads a matrix, which cuBLAS does not."""
+    monkeypatch.setattr(computers, "_LARGE", 32**2)
+    ranks = Ranks(1)
+    square, thin = (pb.MatrixDescriptor((32, cols), 4, pb.Grid(1, 1)) for cols in (32, columns))
+    a, b = (ranks.matrix(np.eye(*d.shape), d) for d in (square, thin))
+    parts = {"a": (a, 0, 0, 32, 32, False), **dict.fromkeys("bd", (b, 0, 0, 32, columns, False))}
+    if routine == "symm":
+        parts["d"] = (ranks.matrix(np.eye(32, columns), thin), 0, 0, 32, columns, False)
+    assert ranks.run(parts, routine=routine) is (True if direct else None)
+
+
+@pytest.mark.usefixtures("_small")
 def test_ranks_that_disagree_queue_nothing():
     ranks = Ranks(2)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))

@@ -280,6 +280,27 @@ def test_which_solves_are_products(ctx: Any, n: int, columns: int, unit: bool, b
     assert (halves.call_count, trsm.call_count) == (by_products, not by_products)
 
 
+@pytest.mark.parametrize(
+    ("n", "columns", "unit", "order", "by_kernel"),
+    [(512, 1024, True, "F", True), (513, 9, True, "F", False), (5, 1025, True, "F", False), (5, 9, False, "F", False),
+     (5, 9, True, "C", False)],
+)  # fmt: skip
+def test_few_unknowns_with_a_diagonal_of_ones_are_substituted(
+    ctx: Any, n: int, columns: int, unit: bool, order: Any, by_kernel: bool
+) -> None:
+    xp = ctx.engine.operations.xp
+    a, x = (
+        xp.asarray(np.asarray(values, order=order))
+        for values in (np.tri(n), np.tri(n)[:, :1] * np.ones(columns))
+    )
+    with mock.patch.object(
+        FactorKernels, "substitute", autospec=True, side_effect=FactorKernels.substitute
+    ) as kernel:
+        ctx.engine.operations.trsm(1, a, x, lower=True, unit=unit)
+    assert kernel.call_count == by_kernel
+    assert np.array_equal(np.asarray(x), np.eye(n)[:, :1] * np.ones(columns))
+
+
 def solves_with_small_pivots(
     ctx: pb.Context, rng: Any, d: pb.MatrixDescriptor, turn: int
 ) -> Iterator[tuple[str, Any]]:
@@ -466,7 +487,7 @@ def test_buffers_of_panels_are_written_in_turn(stand_in: Any) -> None:
 
 
 SHARED_MEMORY = {
-    "7.5": (64 << 10, (64, 64, 64, 32)),
+    "7.5": (64 << 10, (128, 64, 64, 64)),
     "8.0": (163 << 10, (128, 128, 128, 64)),
     "8.6, 8.9, 12.0": (99 << 10, (128, 64, 64, 64)),
     "9.0, 10.0": (227 << 10, (128, 128, 128, 64)),
@@ -527,3 +548,18 @@ def little_shared_memory(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_gpus_with_little_shared_memory(stand_in: Any) -> None:
     run_mpi(little_shared_memory, 2, path=stand_in(1000))
+
+
+@pytest.mark.parametrize(("shared_memory", "multiprocessors"), [(232448, 132), (101376, 84), (166912, 108)])
+def test_panels_of_lu_fit_into_registers_and_multiprocessors(shared_memory, multiprocessors):
+    kernels = FactorKernels(None, shared_memory, multiprocessors)
+    for dtype in map(np.dtype, TYPES):
+        tallest = kernels.tallest(dtype)
+        for rows in (1, 383, 385, 5000, 16384, 50_000, 65_537, 400_000, tallest):
+            widest = kernels.width("lu", min(rows, tallest), dtype)
+            for cols in {1, widest // 2 + 1, widest}:
+                blocks, each = kernels._blocks("lu", min(rows, tallest), cols, dtype)
+                assert blocks <= multiprocessors
+                a_thread = -(-each // factor._ROWS)
+                held = (1 << (a_thread - 1).bit_length()) * (1 << (cols - 1).bit_length()) * dtype.itemsize
+                assert held <= factor._REGISTERS

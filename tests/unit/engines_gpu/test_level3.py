@@ -11,6 +11,7 @@ import itertools
 import sys
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, ComputeType, Status
 from pblasmp.engines.gpu.cublasmp.level3_calls import nearest_level3
 from pblasmp.engines.gpu.gpu_engine import METHODS
+from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import level3 as reference
@@ -434,7 +436,7 @@ def test_narrow_types_are_refused_before_they_run(ctx, lib, routine, dtype):
 
 
 @pytest.mark.parametrize("side", "LR")
-@pytest.mark.parametrize(("columns", "expected"), [(31, "gathered"), (32, "full"), (300, "full")])
+@pytest.mark.parametrize(("columns", "expected"), [(15, "gathered"), (16, "full"), (300, "full")])
 def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
     square, *shape = (256, 256), *((256, columns) if side == "L" else (columns, 256))
     a, b = (
@@ -443,6 +445,28 @@ def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
     )
     with pb.plan(pb.blas.symm, a, b, side=side) as plan:
         assert plan.report().algorithm == expected
+
+
+@pytest.mark.parametrize(("routine", "parts"), [("symm", 2), ("hemm", 2), ("trmm", 1)])
+@pytest.mark.parametrize(("columns", "by_kernel"), [(1, True), (13, True), (17, False)])
+def test_few_columns_take_one_kernel_for_each_part(ctx, routine, parts, columns, by_kernel):
+    """It reads what counts, and neither the other triangle nor imaginary parts of a Hermitian diagonal."""
+    rng = np.random.default_rng(columns)
+    square, shape = ((600, 600), (600, columns))
+    a, b = (
+        ctx.zeros(pb.MatrixDescriptor(x, (64, 64), pb.Grid(1, 1), dtype="complex64")) for x in (square, shape)
+    )
+    values = (rng.integers(-3, 4, square) + 1j * rng.integers(-3, 4, square)).astype("complex64")
+    upper = np.triu(values)
+    whole = upper if routine == "trmm" else upper + (upper.T if routine == "symm" else upper.conj().T)
+    if routine != "trmm":
+        np.fill_diagonal(whole, values.diagonal() if routine == "symm" else values.diagonal().real)
+    a.local[...] = np.where(np.tri(600, k=-1), np.nan, values)
+    b.local[...] = rng.integers(-3, 4, shape)
+    with mock.patch.object(FactorKernels, "part", autospec=True, side_effect=FactorKernels.part) as part:
+        found = getattr(pb.blas, routine)(a, b, uplo="U", alpha=2)
+    assert np.array_equal(found.local, 2 * (whole @ b.local))
+    assert part.call_count == (parts if by_kernel else 0)
 
 
 @pytest.mark.parametrize("order", "CF")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ....layout import Trapezoid
 from ....layout.pieces import Rectangle, even_runs, pieces
+from ...direct import Asked
 from ...direct.spans import Span, whole_span
 from ...direct.sub_matrix import (
     SubMatrix,
@@ -26,6 +27,8 @@ from ...direct.sub_matrix import (
     start_of_update,
     triangular_words,
 )
+from ...local.slab_terms import THIN
+from ..factor_operations import FEW_COLUMNS
 from ..kernels.kernels import Deal, Tile
 from ..types import DIAGONALS, FILLS, OPS, SIDES
 from .builder import CallBuilder, Compute, CublasMatrix, Queue
@@ -33,6 +36,7 @@ from .builder import CallBuilder, Compute, CublasMatrix, Queue
 _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
+_LARGE = 1 << 22  # elements of a matrix that cuBLAS takes longer to read than a plan takes the host
 _TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
 
 
@@ -105,10 +109,19 @@ def product_of(
     return queue
 
 
+def _is_thin(asked: Asked) -> bool:
+    """Return whether a large A is multiplied by so few columns that cuBLAS reads it ten times as slowly as it could."""
+    order, few = asked.a[3], asked.d[4] if asked.side == "L" else asked.d[3]
+    most = order // THIN if asked.routine == "trmm" else FEW_COLUMNS
+    return few <= most and order * order >= _LARGE
+
+
 def triangular(call: CallBuilder) -> Compute:
     """Prepare trsm or trmm, if each column of B (each row for "R") is on one rank."""
     asked, to = call.asked, call.to
     assert asked.b is not None
+    if asked.routine == "trmm" and _is_thin(asked):
+        raise UnfitError
     x = SubMatrix(asked.a)
     source = None if same_elements(asked.b, asked.d) else SubMatrix(asked.b)
     if source is not None and not source.same_places(to):
@@ -136,6 +149,8 @@ def sided(call: CallBuilder) -> Compute:
     """Prepare symm or hemm, if one rank has all operands."""
     asked, to = call.asked, call.to
     assert asked.b is not None
+    if _is_thin(asked):
+        raise UnfitError
     x, y = SubMatrix(asked.a), SubMatrix(asked.b)
     if call.gpu.size > 1 and not (same_rank(x, to) and same_rank(y, to)):
         raise UnfitError

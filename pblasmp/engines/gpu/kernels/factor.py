@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels of factorizations: panels, exchanges of rows, what LAPACK says of NaN. Matrices are in F order."""
+"""CUDA kernels of factorizations: panels, exchanges of rows, what LAPACK says of NaN. Matrices are in F order.
+
+One more multiplies a part of a matrix in any order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import numpy as np
 
 from .compiler import CompiledKernels, Kernel
 from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
-from .solve_source import CONDITIONS, INVERT, JOIN, REFINE, STEP, TRIANGLES
+from .part_source import PART
+from .solve_source import CONDITIONS, INVERT, JOIN, REFINE, STEP, SUBSTITUTE, TRIANGLES
 
 Array = Any
 
@@ -19,15 +23,24 @@ _MOST = 1024  # exchanges of rows by one kernel, at most
 _FEW = 128  # of which every block finds the moves itself
 _COLUMNS = 4  # whose rows a block of threads exchanges at a time
 _WIDEST = {"lu": 64, "qr": 32}  # columns of 8 bytes, or fewer, of a panel that stays in shared memory
-_ROWS = 384  # of a panel, that a block has if there are few
+_ROWS = 384  # of a panel, that a block has if there are few; of LU, each thread has one of them
+_REGISTERS = 512  # bytes of a panel of LU that a thread keeps in registers
 _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
-_TILE = 16  # right-hand sides that a block of threads refines, at most
-_PARTS = 4  # threads for each row of a block
+_TILE = 32  # right-hand sides that a block of threads refines, at most
+_DEEP = 16  # columns of a triangle that it has in shared memory meanwhile, at most
+_PARTS = 4  # threads for each row of a block; right-hand sides that a warp refines
+SUBSTITUTED = 512
+"""Rows of a triangle with which ``substitute`` solves, at most."""
+_SUBSTITUTING = 128 << 10  # bytes of the triangle that it holds in shared memory, at most
+_COLUMNS_TOGETHER = 8  # which a block of threads solves for
+_SUMS = 8  # of a row, one for each column, that a thread has
 _JOINED = 8  # columns of an inverse that a block of threads makes of two
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
+
+_WORD, _WARP = 8, 32  # bytes of a word that is shown with a tag of as many; threads
 
 _TYPES = {"float32": ("float", "float"), "float64": ("double", "double"), "complex64": ("c64", "float")}
 _TYPES["complex128"] = ("c128", "double")
@@ -137,6 +150,48 @@ class FactorKernels(CompiledKernels):
         arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out), _at(inverses)
         kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
+    def part(
+        self,
+        stream: Any,
+        dtype: np.dtype,
+        matrices: Sequence[tuple[int, int, int]],
+        runs: Sequence[Array],
+        columns: int,
+        scalars: tuple[complex, complex],
+        diagonal: str,
+    ) -> None:
+        """Queue the product of a part of a matrix and few columns. Local.
+
+        Args:
+            stream: where it is queued.
+            dtype: the element type.
+            matrices: the left one, the right one, the target and what ``beta`` scales, each by its address, and how
+                many elements apart its rows and columns are.
+            runs: for each row of the left one, which of its elements count, from and to, and which is on the main
+                diagonal, or -1.
+            columns: of the right one.
+            scalars: alpha and beta.
+            diagonal: as in ``LeftPart``.
+        """
+        rows = len(runs[0])
+        by_columns = matrices[0][1] == 1
+        together = min(_rounded(columns), _SUMS)
+        # rows of a thread: an element of the right matrix serves them all
+        each = min(2 if by_columns or dtype.itemsize == 16 else 4, together)
+        macros = {
+            "COLUMNS": together,
+            "ROWS": each,
+            "BY_COLUMNS": int(by_columns),
+            "ONES": int(diagonal == "ones"),
+            "REALS": int(diagonal == "real"),
+        }
+        kernel = self._of("part", PART, "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
+        numbers = [number for each in scalars for number in (complex(each).real, complex(each).imag)]
+        places = [number for each in matrices for number in each]
+        a_block = each * (_WARP if by_columns else _THREADS // _WARP)
+        arguments = *places, *map(_at, runs), rows, columns, *numbers
+        kernel(stream, (-(-rows // a_block), -(-columns // _SUMS)), _THREADS, arguments)
+
     def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
         """Queue one panel's step of a triangular solve for few right-hand sides. Local.
 
@@ -181,13 +236,43 @@ class FactorKernels(CompiledKernels):
             turned: it is solved for with the transpose of the triangle.
         """
         size, columns = shape
-        tile, each = _TILE, 2 * wide * dtype.itemsize
-        while tile > _PARTS and tile * each > self._shared_memory:
+        tile, deep, high = _TILE, _DEEP, max(_WARP, wide)
+
+        def memory() -> int:
+            return (2 * tile * high + deep * (high + 1)) * dtype.itemsize
+
+        while tile > _PARTS and memory() > self._shared_memory:
             tile //= 2
-        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": _POOR[_TYPES[dtype.name][1]]}
-        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=tile * each, **macros)
+        while deep > 1 and memory() > self._shared_memory:
+            deep //= 2
+        macros = {
+            "WIDTH": wide,
+            "TILE": tile,
+            "DEEP": deep,
+            "FAIR": _WELL,
+            "POOR": _POOR[_TYPES[dtype.name][1]],
+        }
+        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=memory(), **macros)
         arguments = *x, *found, *about, turned, size, columns
-        kernel(stream, (-(-columns // tile), 1), _PARTS * wide, arguments, tile * each)
+        kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
+
+    def substitute(self, stream: Any, a: Array, x: Array) -> None:
+        """Queue the solution of ``a y = x`` in the place of ``x``: ``a`` has ones on its diagonal. Local.
+
+        Args:
+            stream: where it is queued.
+            a: a lower triangle in F order, of no more rows than ``SUBSTITUTED``.
+            x: in F order.
+        """
+        (n, columns), dtype = x.shape, np.dtype(x.dtype)
+        rows, tile = _rounded(-(-n // _WARP)), _WARP // 2
+        each = 2 * rows * _WARP * dtype.itemsize  # of one column of two tiles
+        while tile > 1 and tile * each > min(_SUBSTITUTING, self._shared_memory):
+            tile //= 2
+        memory = tile * each
+        kernel = self._of("substitute", SUBSTITUTE, "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile)
+        grid = -(-columns // _COLUMNS_TOGETHER), 1
+        kernel(stream, grid, _PARTS * _WARP, (_at(a), _ld(a), n, _at(x), _ld(x), columns), memory)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.
@@ -228,14 +313,16 @@ class FactorKernels(CompiledKernels):
     def width(self, name: str, rows: int, dtype: np.dtype) -> int:
         """Return how many columns of so many rows "lu" or "qr" takes: all blocks' shared memory holds them. Local."""
         width = _widest(name, dtype)
-        while width > 1 and self._blocks(rows, width, dtype)[0] > self._most()[1]:
+        while width > 1 and self._blocks(name, rows, width, dtype)[0] > self._most()[1]:
             width //= 2
         return width
 
-    def _blocks(self, rows: int, cols: int, dtype: np.dtype) -> tuple[int, int]:
+    def _blocks(self, name: str, rows: int, cols: int, dtype: np.dtype) -> tuple[int, int]:
         """Return how many blocks a panel takes, and how many rows each has: with room for one more column."""
         nbytes, most = self._most()
         room = nbytes // ((cols + 1) * dtype.itemsize)
+        if name == "lu":
+            room = min(room, _ROWS * _rows_each(cols, dtype))
         # the other multiprocessors go on with products
         each = min(room, max(_ROWS, -(-4 * rows // (3 * most))))
         return -(-rows // each), each
@@ -247,23 +334,18 @@ class FactorKernels(CompiledKernels):
         parameters: str,
         stream: Any,
         a: Array,
-        before: Sequence[int],
-        after: Sequence[int],
+        threads: int,
+        arguments: Sequence[int],
+        macros: dict[str, int],
     ) -> None:
         """Queue a kernel all of whose blocks run at the same time, each with rows of ``a`` in shared memory."""
         rows, cols = a.shape
         dtype = np.dtype(a.dtype)
-        blocks, each = self._blocks(rows, cols, dtype)
+        blocks, each = self._blocks(name, rows, cols, dtype)
         assert blocks <= self._most()[1], "the panel does not fit into shared memory"
-        real = np.dtype(f"f{dtype.itemsize // (2 if dtype.kind == 'c' else 1)}")
-        shown = self._kept(f"rows {name} {dtype.name}", 2 * (_BLOCKS + 1) * _WIDEST[name], dtype)
-        sizes = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real)
-        widest = _widest(name, dtype)
-        kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, WIDEST=widest)
-        # meetings of one kernel at a time: a context's factorizations follow each other
-        count = self._kept("count", 1, np.uint32)
-        arguments = _at(a), _ld(a), rows, cols, each, *before, _at(shown), _at(sizes), *after, _at(count)
-        kernel(stream, (blocks, 1), _THREADS, arguments, each * (cols + 1) * dtype.itemsize)
+        kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, **macros)
+        place = _at(a), _ld(a), rows, cols, each
+        kernel(stream, (blocks, 1), threads, (*place, *arguments), each * (cols + 1) * dtype.itemsize)
 
     def lu(self, stream: Any, a: Array, pivots: Array, info: Array, first: int) -> None:
         """Queue the LU factorization of a panel no wider than ``width`` says. Local.
@@ -271,21 +353,46 @@ class FactorKernels(CompiledKernels):
         Pivots count from 1, and ``first`` rows above ``a``. ``info`` becomes the number of the first zero pivot in the
         same way, if it is 0.
         """
-        places = self._kept("places", 2 * _BLOCKS, np.int32)
-        before = _at(pivots), first, _at(info)
-        self._launch("lu", LU, "QqiiiQiQQQQQ", stream, a, before, [_at(places)])
+        (rows, cols), dtype, most = a.shape, np.dtype(a.dtype), self._most()[1]
+        words = 4 + _REGISTERS // _WORD  # at most, of a row and what is known of it
+        shown = self._kept("shown", 2 * most * words * 2 * _WORD, np.uint8)  # of odd and even columns
+        # meetings of one kernel at a time: a context's factorizations follow each other
+        arguments = _at(pivots), first, _at(info), _at(shown), _at(self._kept("tags", 2, np.uint32))
+        each = -(-self._blocks("lu", rows, cols, dtype)[1] // _ROWS)
+        macros = {
+            "COLUMNS": _rounded(cols),
+            "ROWS": _rounded(each),
+            "THREADS": _ROWS,
+            "POLLS": -(-most // _WARP),
+        }
+        self._launch("lu", LU, "QqiiiQiQQQ", stream, a, _ROWS, arguments, macros)
 
     def qr(self, stream: Any, a: Array, v: Array, t: Array, tau: Array) -> None:
         """Queue the QR factorization of a panel no wider than ``width`` says, and no wider than high. Local.
 
         ``v`` becomes the Householder vectors with their ones and zeros, ``t``, contiguous in F order, their T.
         """
-        self._launch("qr", QR, "QqiiiQqQQQQQ", stream, a, (_at(v), _ld(v), _at(t), _at(tau)), ())
+        dtype = np.dtype(a.dtype)
+        real, widest = np.dtype(f"f{dtype.itemsize // (2 if dtype.kind == 'c' else 1)}"), _widest("qr", dtype)
+        shown = self._kept(f"rows {dtype.name}", 2 * (_BLOCKS + 1) * widest, dtype)
+        sizes, count = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real), self._kept("count", 1, np.uint32)
+        arguments = _at(v), _ld(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
+        self._launch("qr", QR, "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
+
+
+def _rounded(count: int) -> int:
+    """Return the least power of two that is not less: of each kernel there are few."""
+    return 1 << (count - 1).bit_length()
+
+
+def _rows_each(cols: int, dtype: np.dtype) -> int:
+    """Return how many rows of so many columns a thread keeps in registers."""
+    return max(1, _REGISTERS // dtype.itemsize // _rounded(cols))
 
 
 def _inverting(width: int, dtype: np.dtype) -> int:
     """Return the shared memory, in bytes, in which a block so wide is inverted."""
-    return width * (width + 5) * dtype.itemsize
+    return width * width * dtype.itemsize
 
 
 def _widest(name: str, dtype: np.dtype) -> int:

@@ -96,31 +96,22 @@ extern "C" __global__ void __launch_bounds__(512) judge(
 # Exchanges one after another, row i with row pivots[i] - 1 - first, become moves: pairs[2 i] is where a row goes,
 # pairs[2 i + 1] where it comes from. The first count are the top rows, the others the rows that they meet below.
 _MOVES = r"""
-__device__ void moves(const int* pivots, int count, int first, int back, int* other, int* slot, int* now, int* pairs) {
+__device__ void moves(const int* pivots, int count, int first, int back, int* other, int* pairs) {
   int t = threadIdx.x;
   if (t < count) other[t] = pivots[t] - 1 - first;
   __syncthreads();
   if (t < count) {
-    int p = other[t], s = t;
-    if (p < 0 || p >= count) {
-      for (int i = 0; i < t; ++i) if (other[i] == p) { s = i; break; }
-      p = count + s;
+    const int p = other[t];
+    int top = t, below = p;
+    bool single = p < 0 || p >= count;
+    #pragma unroll 8
+    for (int i = count - 1; i >= 0; --i) {  // from where rows are at the end back to where they were
+      const int q = other[i];
+      if (q == p && i < t) single = false;
+      top = top == i ? q : top == q ? i : top;
+      below = below == i ? q : below == q ? i : below;
     }
-    slot[t] = p;
-    now[t] = t;
-    now[count + t] = other[t];
-  }
-  __syncthreads();
-  if (t == 0)
-    for (int i = 0; i < count; ++i) {
-      int there = slot[i], row = now[i];
-      now[i] = now[there];
-      now[there] = row;
-    }
-  __syncthreads();
-  if (t < count) {
-    int p = other[t], single = slot[t] == count + t;
-    int to[2] = {t, single ? p : 0}, of[2] = {now[t], single ? now[count + t] : 0};
+    int to[2] = {t, single ? p : 0}, of[2] = {top, single ? below : 0};
     for (int i = 0; i < 2; ++i) {
       pairs[2 * (t + i * count)] = back ? of[i] : to[i];
       pairs[2 * (t + i * count) + 1] = back ? to[i] : of[i];
@@ -135,9 +126,9 @@ PAIRS = (
     + _MOVES
     + r"""
 extern "C" __global__ void __launch_bounds__(1024) pairs(const int* pivots, int count, int first, int back, int* out) {
-  __shared__ int other[MOST], slot[MOST], now[2 * MOST];
+  __shared__ int other[MOST];
   int start = blockIdx.x * MOST;
-  moves(pivots + start, min(MOST, count - start), first + start, back, other, slot, now, out + 4 * start);
+  moves(pivots + start, min(MOST, count - start), first + start, back, other, out + 4 * start);
 }
 """
 )
@@ -172,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(512) swap(T* a, i64 ld, i64 cols, c
 { carry(a, ld, cols, pairs, count); }
 extern "C" __global__ void __launch_bounds__(512) exchange(
     T* a, i64 ld, i64 cols, const int* pivots, int count, int first, int back) {
-  __shared__ int other[FEW], slot[FEW], now[2 * FEW], pairs[4 * FEW];
-  moves(pivots, count, first, back, other, slot, now, pairs);
+  __shared__ int other[FEW], pairs[4 * FEW];
+  moves(pivots, count, first, back, other, pairs);
   __syncthreads();
   carry(a, ld, cols, pairs, 2 * count);
 }
@@ -195,107 +186,207 @@ __device__ __forceinline__ void meet(u32* count, u32 target) {
 }
 """
 
-# A narrow panel in the shared memory of all blocks, each with some of its rows. For a column every block finds its
-# largest element and shows it, with its row; they meet; every block takes the largest, exchanges rows and eliminates.
-# Slots of odd and even columns alternate, so that one meeting a column is enough.
+# A narrow panel in the registers of all blocks: each thread has ROWS rows, of which the first COLUMNS - j elements are
+# left at column j; after each column they move up by one. What is done is in shared memory. For a column every block
+# shows its largest element and that row; every block takes the largest of all. Rows stay where they are: only their
+# places are exchanged, and at the end they are written there. While blocks learn of a column's largest element, they
+# subtract what the pivot before contributes to all columns but this one. 1 / pivot comes with its row, or 0 if that is
+# not exact enough.
+# What is shown goes in words of 16 bytes, half data, half a tag that no other column has: a reader waits until it finds
+# the tag, which takes no fence and no counter. Slots of odd and even columns alternate: a block that shows column
+# j + 2 has seen all others at column j + 1, and they had read column j by then.
 LU = (
     COMMON
     + MEETING
     + r"""
-__device__ __forceinline__ void better(REAL& size, int& row, int& block, REAL s, int r, int b)
-{ if (s > size || (s == size && r < row)) { size = s; row = r; block = b; } }
-
-extern "C" __global__ void __launch_bounds__(512) lu(
-    T* a, i64 ld, int m, int w, int rows, int* pivots, int first, int* info,
-    T* shown, REAL* sizes, int* places, u32* count) {
+struct __align__(16) Several { T of[16 / sizeof(T)]; };
+constexpr int PARTS = sizeof(T) / sizeof(REAL), TOGETHER = 16 / sizeof(T), CHUNK = COLUMNS < 16 ? COLUMNS : 16;
+constexpr int WORDS = (COLUMNS * (int)sizeof(T) + 7) / 8, SLOT = 4 + WORDS, WARPS = THREADS / 32;
+typedef REAL Rows[ROWS][COLUMNS * PARTS];  // of numbers, not of complex ones: these would not be in registers
+__device__ __forceinline__ T element(const Rows& x, int i, int c)
+{ return number(x[i][c * PARTS], x[i][c * PARTS + PARTS - 1]); }
+__device__ __forceinline__ void put(Rows& x, int i, int c, T a)
+{ x[i][c * PARTS] = re(a); if (PARTS == 2) x[i][c * PARTS + PARTS - 1] = im(a); }
+__device__ __forceinline__ void show(uint4* to, u64 word, u32 tag)
+{ asm volatile("st.volatile.global.v4.u32 [%0],{%1,%2,%3,%2};"
+               :: "l"(to), "r"((u32)word), "r"(tag), "r"((u32)(word >> 32)) : "memory"); }
+__device__ __forceinline__ bool got(const uint4* of, u32 tag, u64& word) {
+  u32 low, first, high, second;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(low), "=r"(first), "=r"(high), "=r"(second) : "l"(of) : "memory");
+  word = (u64)high << 32 | low;
+  return first == tag && second == tag;
+}
+__device__ __forceinline__ u32 most(u32 x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, x);
+#else
+  for (int lane = 16; lane; lane >>= 1) x = max(x, __shfl_xor_sync(~0u, x, lane));
+  return x;
+#endif
+}
+// Sizes in the order of numbers: 0 for nothing, 1 for NaN, which is taken only if there is nothing else.
+__device__ __forceinline__ u64 rank_of(float a) { return a == a ? (u64)__float_as_uint(a) + 2 : 1; }
+__device__ __forceinline__ u64 rank_of(double a) { return a == a ? (u64)__double_as_longlong(a) + 2 : 1; }
+// Whether this lane has the largest key of its warp, of several the one whose place is the first.
+__device__ __forceinline__ bool leads(u64 key, u32 place) {
+  u32 high = (u32)(key >> 32), low = (u32)key;
+  bool may = true;
+  if (sizeof(REAL) == 8) may = high == most(high);
+  const u32 largest = most(may ? low : 0u);
+  may = may && low == largest;
+  const u32 earliest = most(may ? ~place : 0u);  // all lanes take part in each
+  return may && ~place == earliest;
+}
+__device__ __forceinline__ T inverse(T a) {
+  const REAL size = size_of(a), least = sizeof(REAL) == 4 ? (REAL)7.888609052210118e-31 : (REAL)9.332636185032189e-302;
+  return size > least && size < 1 / least ? over(number(1, 0), a) : T{};  // far from denormal numbers
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) lu(
+    T* a, i64 ld, int m, int w, int rows, int* pivots, int first, int* info, uint4* shown, u32* count) {
   extern __shared__ __align__(16) unsigned char memory[];
-  T* x = (T*)memory;
-  __shared__ REAL size_[16];
-  __shared__ int row_[16], chosen_row;
-  __shared__ T pivot[WIDEST], old[WIDEST];
-  const int t = threadIdx.x, block = blockIdx.x, blocks = gridDim.x, none = 0x7fffffff;
+  T* done = (T*)memory;  // element (r, c) is done[c * rows + r]
+  __shared__ Several pivots_[2][COLUMNS / TOGETHER + 2], line[COLUMNS / TOGETHER + 2];  // behind 1 / pivot
+  __shared__ u64 keys[WARPS];
+  __shared__ int places[WARPS], owners[WARPS], chosen_place, chosen_block;
+  const int t = threadIdx.x, lane = t % 32, warp = t / 32, block = blockIdx.x, blocks = gridDim.x;
   const int base = block * rows, mine = min(rows, m - base), steps = min(m, w);
-  for (int c = 0; c < w; ++c)
-    for (int r = t; r < mine; r += blockDim.x) x[c * rows + r] = a[c * ld + base + r];
-  __syncthreads();
+  const u32 before = acquire(count + 1);  // tags of earlier panels
+  Rows x;
+  T factor[ROWS];
+  int place[ROWS];  // where a row is by now; once it has been a pivot, less 1 << 30
+  bool zero = true;
+  #pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int r = t + i * THREADS;
+    place[i] = r < mine ? base + r : -1;
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) put(x, i, c, r < mine && c < w ? a[c * ld + base + r] : T{});
+  }
   for (int j = 0; j < steps; ++j) {
-    int side = j & 1;
-    T* show = shown + (i64)side * (blocks + 1) * WIDEST;  // the last row is row j
-    REAL size = -1;
-    int row = none, from = block;
-    for (int r = t; r < mine; r += blockDim.x)
-      if (base + r >= j) better(size, row, from, size_of(x[j * rows + r]), base + r, block);
-    for (int lane = 16; lane; lane >>= 1) {
-      REAL s = __shfl_xor_sync(~0u, size, lane);
-      int r = __shfl_xor_sync(~0u, row, lane);
-      better(size, row, from, s, r, block);
+    const u32 tag = before + j + 1;
+    const int live = 16 + (w - j) * (int)sizeof(T);  // bytes of a row that are shown
+    uint4* slots = shown + (i64)(j & 1) * blocks * SLOT;
+    Several* pivot_ = pivots_[j & 1];
+    u64 key = 0;
+    int at = 0, own = 0;
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const u64 each = place[i] >= 0 ? rank_of(size_of(element(x, i, 0))) : 0;
+      if (each > key || (each == key && each && place[i] < at)) { key = each; at = place[i]; own = i; }
     }
-    if (t % 32 == 0) { size_[t / 32] = size; row_[t / 32] = row; }
+    if (leads(key, at)) { keys[warp] = key; places[warp] = at; owners[warp] = t + own * THREADS; }
     __syncthreads();
-    if (t < 32) {
-      int warps = blockDim.x / 32;
-      size = t < warps ? size_[t] : (REAL)-1;
-      row = t < warps ? row_[t] : none;
-      for (int lane = 16; lane; lane >>= 1) {
-        REAL s = __shfl_xor_sync(~0u, size, lane);
-        int r = __shfl_xor_sync(~0u, row, lane);
-        better(size, row, from, s, r, block);
+    key = lane < WARPS ? keys[lane] : 0;
+    at = lane < WARPS ? places[lane] : 0;
+    const int from = __ffs(__ballot_sync(~0u, leads(key, at))) - 1, owner = owners[from];
+    const bool candidate = warp == owner % THREADS / 32;  // of this block
+    key = __shfl_sync(~0u, key, from);
+    at = __shfl_sync(~0u, at, from);
+    uint4* slot = slots + block * SLOT;
+    if (candidate && lane < 2) show(slot + lane, lane ? (u64)at : key, tag);
+    if (j > 0) {
+      const Several* last = pivots_[(j - 1) & 1] + 1;
+      #pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        if (place[i] < 0) continue;
+        #pragma unroll
+        for (int from = 0; from < COLUMNS; from += CHUNK)
+          if (from <= w - j)
+            #pragma unroll
+            for (int c = from; c < from + CHUNK; c += TOGETHER) {
+              const Several some = last[c / TOGETHER];
+              #pragma unroll
+              for (int k = 0; k < TOGETHER; ++k)
+                if (c + k > 1 && c + k < COLUMNS) {
+                  T next = element(x, i, c + k);
+                  if (!zero) take(next, factor[i], some.of[k]);
+                  put(x, i, c + k - 1, next);
+                }
+            }
       }
-      if (t == 0) {
-        sizes[side * blocks + block] = size;
-        places[side * blocks + block] = row;
-        chosen_row = row;
+    }
+    if (candidate) {
+      #pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+        if (t + i * THREADS == owner) {
+          line[0].of[0] = inverse(element(x, i, 0));
+          #pragma unroll
+          for (int c = 0; c < COLUMNS; ++c) line[1 + c / TOGETHER].of[c % TOGETHER] = element(x, i, c);
+        }
+      __syncwarp();
+      for (int e = lane; e * 8 < live; e += 32) show(slot + 2 + e, ((u64*)line)[e], tag);
+    }
+    if (warp == 0) {
+      u64 best = 0;
+      u32 row = 0;
+      int which = 0;
+      bool waits;
+      do {
+        waits = false;
+        #pragma unroll
+        for (int b = 0; b < POLLS * 32; b += 64) {
+          if (b >= blocks) break;
+          const int one = min(b + lane, blocks - 1), two = min(b + lane + 32, blocks - 1);  // perhaps one twice
+          const uint4 *of_one = slots + one * SLOT, *of_two = slots + two * SLOT;
+          u64 of[4];
+          waits |= !(got(of_one, tag, of[0]) & got(of_one + 1, tag, of[1]) & got(of_two, tag, of[2])
+                     & got(of_two + 1, tag, of[3]));
+          if (of[0] > best || (of[0] == best && (u32)of[1] < row)) { best = of[0]; row = (u32)of[1]; which = one; }
+          if (of[2] > best || (of[2] == best && (u32)of[3] < row)) { best = of[2]; row = (u32)of[3]; which = two; }
+        }
+        if (waits) best = 0;
+      } while (waits);
+      const int winner = __ffs(__ballot_sync(~0u, leads(best, row))) - 1;
+      which = __shfl_sync(~0u, which, winner);
+      row = __shfl_sync(~0u, row, winner);
+      if (lane == 0) { chosen_place = (int)row; chosen_block = which; }
+      for (int e = lane; e * 8 < live; e += 32) {
+        u64 part;
+        while (!got(slots + which * SLOT + 2 + e, tag, part)) {}
+        ((u64*)pivot_)[e] = part;
       }
     }
     __syncthreads();
-    if (t < w) {
-      if (chosen_row != none) show[block * WIDEST + t] = x[t * rows + chosen_row - base];
-      if (j >= base && j < base + mine) show[blocks * WIDEST + t] = x[t * rows + j - base];
-    }
-    meet(count, (u32)(j + 1) * blocks);
-    if (t < 32) {
-      size = -1; row = none; from = 0;
-      for (int b = t; b < blocks; b += 32) {
-        REAL s = *(volatile REAL*)&sizes[side * blocks + b];
-        better(size, row, from, s, *(volatile int*)&places[side * blocks + b], b);
-      }
-      for (int lane = 16; lane; lane >>= 1) {
-        REAL s = __shfl_xor_sync(~0u, size, lane);
-        int r = __shfl_xor_sync(~0u, row, lane), b = __shfl_xor_sync(~0u, from, lane);
-        better(size, row, from, s, r, b);
-      }
-      if (row == none) { row = j; from = blocks; }  // all are NaN
-      if (t == 0) chosen_row = row;
-      for (int c = t; c < w; c += 32) {
-        pivot[c] = show[from * WIDEST + c];
-        old[c] = show[blocks * WIDEST + c];
-      }
-    }
-    __syncthreads();
-    row = chosen_row;
-    if (row != j && t < w) {
-      if (row >= base && row < base + mine) x[t * rows + row - base] = old[t];
-      if (j >= base && j < base + mine) x[t * rows + j - base] = pivot[t];
-    }
-    __syncthreads();
-    T diagonal = pivot[j];
-    bool zero = is_zero(diagonal);
+    const int chosen = chosen_place;
+    const T inverted = pivot_[0].of[0], diagonal = pivot_[1].of[0], beside = pivot_[1 + 1 / TOGETHER].of[1 % TOGETHER];
+    zero = is_zero(diagonal);
     if (block == 0 && t == 0) {
-      pivots[j] = first + row + 1;
+      pivots[j] = first + chosen + 1;
       if (zero && *info == 0) *info = first + j + 1;
     }
-    if (!zero)
-      for (int r = t; r < mine; r += blockDim.x)
-        if (base + r > j) {
-          T factor = over(x[j * rows + r], diagonal);
-          x[j * rows + r] = factor;
-          for (int c = j + 1; c < w; ++c) take(x[c * rows + r], factor, pivot[c]);
-        }
-    __syncthreads();
+    if (block == chosen_block)
+      for (int c = t; c < w - j; c += THREADS) done[(j + c) * rows + owner] = ((T*)(pivot_ + 1))[c];
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      if (place[i] < 0) continue;
+      if (place[i] == chosen) { place[i] = j - (1 << 30); continue; }
+      if (place[i] == j) place[i] = chosen;
+      T each = element(x, i, 0);
+      if (!zero && is_zero(inverted)) each = over(each, diagonal);
+      else if (!zero) { const T old = each; each = T{}; take(each, negative(old), inverted); }
+      factor[i] = each;
+      done[j * rows + t + i * THREADS] = each;
+      if (COLUMNS > 1) {
+        T next = element(x, i, COLUMNS > 1);
+        if (!zero) take(next, each, beside);
+        put(x, i, 0, next);
+      }
+    }
   }
-  for (int c = 0; c < w; ++c)
-    for (int r = t; r < mine; r += blockDim.x) a[c * ld + base + r] = x[c * rows + r];
-  if (t == 0 && atomicAdd(count, 1u) == (u32)(steps + 1) * blocks - 1) *count = 0;
+  __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int r = t + i * THREADS;
+    if (r < mine) {
+      const int to = place[i] < 0 ? place[i] + (1 << 30) : place[i];
+      for (int c = 0; c < w; ++c) a[c * ld + to] = done[c * rows + r];
+    }
+  }
+  if (t == 0 && atomicAdd(count, 1u) == blocks - 1u) {
+    *count = 0;
+    count[1] = before + steps;
+  }
 }
 """
 )

@@ -7,38 +7,68 @@ from .factor_source import COMMON, MEETING
 
 # A block of threads for each block of WIDTH columns on the diagonals of lower triangles: its inverse, to the same
 # place. Triangles have ld columns of ld elements, and one more is between them. n is the columns of all triangles.
-# Above diagonals nothing is written.
+# Above diagonals nothing is written. A warp inverts BASE columns, one each lane; then of two inverses side by side one
+# is made, X21 = -X22 L21 X11, until there is one.
 INVERT = (
     COMMON
     + r"""
 extern "C" __global__ void __launch_bounds__(4 * WIDTH) invert(const T* a, T* inverse, i64 ld, int n) {
   extern __shared__ __align__(16) unsigned char memory[];
-  T *x = (T*)memory, *pivots = x + WIDTH * WIDTH, *parts = pivots + WIDTH;  // x(i, j) is x[j * WIDTH + i]
-  int t = threadIdx.x, start = blockIdx.x * WIDTH, size = min(WIDTH, n - start), i = t % WIDTH, part = t / WIDTH;
-  i64 base = start * (ld + 1);
-  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
-    int r = at % WIDTH, c = at / WIDTH;
+  constexpr int BASE = WIDTH < 32 ? WIDTH : 32, THREADS = 4 * WIDTH;
+  T* x = (T*)memory;  // x(i, j) is x[j * WIDTH + i]
+  const int t = threadIdx.x, start = blockIdx.x * WIDTH, size = min(WIDTH, n - start);
+  const i64 base = start * (ld + 1);
+  for (int at = t; at < WIDTH * WIDTH; at += THREADS) {
+    const int r = at % WIDTH, c = at / WIDTH;
     T value = {};
     if (r < size && r >= c) value = a[base + c * ld + r];
-    if (r == c) pivots[c] = value;
+    if (r >= size && r == c) value = number(1, 0);
     x[at] = value;
   }
   __syncthreads();
-  for (int j = size - 1; j >= 0; --j) {  // columns from j + 1 on are inverted
-    T sum = {};
-    if (i > j && i < size)
-      for (int k = j + 1 + part; k <= i; k += 4) take(sum, x[k * WIDTH + i], x[j * WIDTH + k]);
-    parts[part * WIDTH + i] = sum;
-    __syncthreads();
-    if (part == 0) {
-      sum = plus(plus(parts[i], parts[WIDTH + i]), plus(parts[2 * WIDTH + i], parts[3 * WIDTH + i]));
+  if (t / 32 < WIDTH / BASE) {
+    T* own = x + t / 32 * BASE * (WIDTH + 1), column[BASE];
+    const int j = t % 32;
+    #pragma unroll
+    for (int i = 0; i < BASE; ++i) {
+      T sum = {}, more = {};
       if (i == j) sum = number(1, 0);
-      if (i >= j && i < size) x[j * WIDTH + i] = over(sum, pivots[j]);
+      #pragma unroll
+      for (int k = 0; k < i; ++k) take(k % 2 ? more : sum, own[k * WIDTH + i], column[k]);
+      column[i] = i < j ? T{} : over(plus(sum, more), own[i * WIDTH + i]);
     }
-    __syncthreads();
+    __syncwarp();
+    if (j < BASE)
+      #pragma unroll
+      for (int i = 0; i < BASE; ++i) own[j * WIDTH + i] = column[i];
   }
-  for (int at = t; at < WIDTH * size; at += 4 * WIDTH) {
-    int r = at % WIDTH, c = at / WIDTH;
+  __syncthreads();
+  #pragma unroll
+  for (int half = BASE; half < WIDTH; half *= 2) {
+    constexpr int MOST = WIDTH > BASE ? WIDTH * WIDTH / 4 / THREADS : 1;
+    const int i = t % half, first = t / half, apart = THREADS / half;
+    for (int top = 0; top < WIDTH; top += 2 * half) {
+      T *upper = x + top * (WIDTH + 1), *between = upper + half, *lower = upper + half * (WIDTH + 1), sums[MOST];
+      for (int pass = 0; pass < 2; ++pass) {
+        const T *left = pass ? lower : between, *right = pass ? between : upper;
+        #pragma unroll
+        for (int q = 0; q < MOST; ++q) sums[q] = T{};
+        for (int k = 0; k < half; ++k) {
+          const T factor = left[k * WIDTH + i];
+          #pragma unroll
+          for (int q = 0; q < MOST; ++q)
+            if (first + q * apart < half) take(sums[q], factor, right[(first + q * apart) * WIDTH + k]);
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int q = 0; q < MOST; ++q)
+          if (first + q * apart < half) between[(first + q * apart) * WIDTH + i] = pass ? sums[q] : negative(sums[q]);
+        __syncthreads();
+      }
+    }
+  }
+  for (int at = t; at < WIDTH * size; at += THREADS) {
+    const int r = at % WIDTH, c = at / WIDTH;
     if (r < size && r >= c) inverse[base + c * ld + r] = x[at];
   }
 }
@@ -149,69 +179,183 @@ extern "C" __global__ void __launch_bounds__(256) triangles(
 # contributions of other unknowns, and becomes the unknowns. What was found is taken as it is if the condition of the
 # triangle is at most FAIR, after a step of iterative refinement if it is at most POOR; beyond, a step is not enough,
 # and the equations are solved by substitution. Triangle and inverse are lower ones, or turned their transposes. Each
-# block of threads has TILE columns.
+# block of threads has TILE columns, and DEEP columns of a matrix at a time.
 REFINE = (
     COMMON
     + r"""
-extern "C" __global__ void __launch_bounds__(4 * WIDTH) refine(
+extern "C" __global__ void __launch_bounds__(8 * TILE) refine(
     T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* triangle, const T* inverse,
     const REAL* condition, int turned, int size, i64 columns) {
   extern __shared__ __align__(16) unsigned char memory[];
-  T *right = (T*)memory, *known = right + WIDTH * TILE;  // row i, column c is [i * TILE + c]
-  int t = threadIdx.x, threads = 4 * WIDTH, i = t % WIDTH, from = t / WIDTH * (TILE / 4);
-  i64 first = (i64)blockIdx.x * TILE;
-  int wide = (int)min((i64)TILE, columns - first);
-  bool refines = !(*condition <= FAIR), substitutes = !(*condition <= POOR);
-  for (int at = t; at < WIDTH * TILE; at += threads) {
-    int r = across == 1 ? at / TILE : at % WIDTH, c = across == 1 ? at % TILE : at / WIDTH;
-    bool inside = r < size && c < wide;
-    T now = {}, old = {};
+  constexpr int ROWS = (WIDTH + 31) / 32, HIGH = 32 * ROWS, THREADS = 8 * TILE;
+  T *right = (T*)memory, *known = right + HIGH * TILE;  // row i, column c is [i * TILE + c]
+  T* part = known + HIGH * TILE;  // of a matrix: element (i, k) is [k * (HIGH + 1) + i]
+  const int t = threadIdx.x, lane = t % 32, own = t / 32 * 4;  // a warp has four columns
+  const i64 first = (i64)blockIdx.x * TILE;
+  const int wide = (int)min((i64)TILE, columns - first);
+  const bool refines = !(*condition <= FAIR), substitutes = !(*condition <= POOR);
+  #pragma unroll 8
+  for (int at = t; at < HIGH * TILE; at += THREADS) {
+    const int r = across == 1 ? at / TILE : at % HIGH, c = across == 1 ? at % TILE : at / HIGH;
+    const bool inside = r < size && c < wide;
+    T now = {};
     if (inside) now = found[r * found_down + (first + c) * found_across];
-    if (inside && refines) old = x[r * down + (first + c) * across];
-    if (inside && !refines) x[r * down + (first + c) * across] = now;
-    if (refines) { right[r * TILE + c] = old; known[r * TILE + c] = now; }
+    if (!refines) {
+      if (inside) x[r * down + (first + c) * across] = now;
+      continue;
+    }
+    known[r * TILE + c] = now;
+    right[r * TILE + c] = inside ? x[r * down + (first + c) * across] : T{};
   }
   if (!refines) return;
   __syncthreads();
-  T sums[TILE / 4];
-  if (substitutes) {
+  T sums[ROWS][4];
+  for (int pass = 0; pass < (substitutes ? 1 : 2); ++pass) {
+    T *of = pass ? right : known, *to = pass ? known : right;
+    const T* by = pass ? inverse : triangle;
     #pragma unroll
-    for (int c = 0; c < TILE / 4; ++c) sums[c] = right[i * TILE + from + c];
-    for (int step = 0; step < size; ++step) {
-      int k = turned ? size - 1 - step : step;
-      if (i == k)
-        #pragma unroll
-        for (int c = 0; c < TILE / 4; ++c) known[k * TILE + from + c] = over(sums[c], triangle[k * WIDTH + k]);
+    for (int b = 0; b < ROWS; ++b)
+      for (int c = 0; c < 4; ++c) {
+        T value = to[(b * 32 + lane) * TILE + own + c];
+        sums[b][c] = pass ? negative(value) : value;
+      }
+    if (substitutes) {
+      #pragma unroll
+      for (int step = 0; step < ROWS; ++step) {
+        const int block = turned ? ROWS - 1 - step : step;
+        for (int at = 0; at < 32; ++at) {
+          const int k = block * 32 + (turned ? 31 - at : at);
+          if (k >= size) continue;
+          #pragma unroll
+          for (int b = 0; b < ROWS; ++b)
+            if (b * 32 + lane == k)
+              for (int c = 0; c < 4; ++c) known[k * TILE + own + c] = over(sums[b][c], by[k * WIDTH + k]);
+          __syncwarp();
+          #pragma unroll
+          for (int b = 0; b < ROWS; ++b) {
+            const int i = b * 32 + lane;
+            if (i >= size || (turned ? i >= k : i <= k)) continue;
+            const T factor = by[turned ? i * WIDTH + k : k * WIDTH + i];
+            for (int c = 0; c < 4; ++c) take(sums[b][c], factor, known[k * TILE + own + c]);
+          }
+        }
+      }
+      break;
+    }
+    for (int start = 0; start < size; start += DEEP) {
       __syncthreads();
-      if (turned ? i < k : i > k) {
-        T factor = triangle[turned ? i * WIDTH + k : k * WIDTH + i];
+      for (int at = t; at < DEEP * HIGH; at += THREADS) {  // as it is in memory
+        const int i = turned ? at / DEEP : at % HIGH, k = turned ? at % DEEP : at / HIGH;
+        T value = {};
+        if (i < WIDTH && start + k < WIDTH) value = by[turned ? i * WIDTH + start + k : (start + k) * WIDTH + i];
+        part[k * (HIGH + 1) + i] = value;
+      }
+      __syncthreads();
+      #pragma unroll 2
+      for (int k = 0; k < DEEP; ++k) {
+        if (start + k >= size) break;
+        T factors[4];
+        for (int c = 0; c < 4; ++c) factors[c] = of[(start + k) * TILE + own + c];
         #pragma unroll
-        for (int c = 0; c < TILE / 4; ++c) take(sums[c], factor, known[k * TILE + from + c]);
+        for (int b = 0; b < ROWS; ++b) {
+          if (turned ? b * 32 > start + k : b * 32 + 31 < start) continue;  // zeros
+          const T each = part[k * (HIGH + 1) + b * 32 + lane];
+          for (int c = 0; c < 4; ++c) take(sums[b][c], each, factors[c]);
+        }
       }
     }
-    __syncthreads();
-  } else {
-    int begin = turned ? i / 32 * 32 : 0, end = turned ? size : min(size, i / 32 * 32 + 32);  // alike in a warp
-    for (int pass = 0; pass < 2; ++pass) {
-      T *of = pass ? right : known, *to = pass ? known : right;
-      const T* by = pass ? inverse : triangle;
-      #pragma unroll
-      for (int c = 0; c < TILE / 4; ++c) { sums[c] = to[i * TILE + from + c]; if (pass) sums[c] = negative(sums[c]); }
-      for (int k = begin; k < end; ++k) {
-        T factor = by[turned ? i * WIDTH + k : k * WIDTH + i];
-        #pragma unroll
-        for (int c = 0; c < TILE / 4; ++c) take(sums[c], factor, of[k * TILE + from + c]);
-      }
-      __syncthreads();
-      #pragma unroll
-      for (int c = 0; c < TILE / 4; ++c) to[i * TILE + from + c] = pass ? negative(sums[c]) : sums[c];
-      __syncthreads();
-    }
+    __syncwarp();
+    #pragma unroll
+    for (int b = 0; b < ROWS; ++b)
+      for (int c = 0; c < 4; ++c)
+        to[(b * 32 + lane) * TILE + own + c] = pass ? negative(sums[b][c]) : sums[b][c];
+    __syncwarp();
   }
-  for (int at = t; at < WIDTH * TILE; at += threads) {
-    int r = across == 1 ? at / TILE : at % WIDTH, c = across == 1 ? at % TILE : at / WIDTH;
+  __syncthreads();
+  for (int at = t; at < HIGH * TILE; at += THREADS) {
+    int r = across == 1 ? at / TILE : at % HIGH, c = across == 1 ? at % TILE : at / HIGH;
     if (r < size && c < wide) x[r * down + (first + c) * across] = known[r * TILE + c];
   }
+}
+"""
+)
+
+# The solution with a lower triangle of at most 32 ROWS rows, whose diagonal is taken as ones, in the place of x. A warp
+# has two columns of x in its registers. A block of threads gets TILE columns of the triangle at a time, while it solves
+# with those before.
+SUBSTITUTE = (
+    COMMON
+    + r"""
+__device__ __forceinline__ void fetch(T* to, const T* of) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0],[%1],%2;"
+               :: "r"((u32)__cvta_generic_to_shared(to)), "l"(of), "n"(sizeof(T)) : "memory");
+#else
+  *to = *of;
+#endif
+}
+__device__ __forceinline__ void fetched_but(int groups) {
+#if __CUDA_ARCH__ >= 800
+  if (groups) asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+  __syncthreads();
+}
+__device__ __forceinline__ void grouped() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+extern "C" __global__ void __launch_bounds__(128) substitute(const T* a, i64 ld, int n, T* x, i64 ldx, int columns) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  constexpr int HIGH = 32 * ROWS;
+  T* tiles = (T*)memory;  // element (r, c) of a tile is [c * HIGH + r]
+  const int t = threadIdx.x, lane = t % 32, first = 2 * (blockIdx.x * 4 + t / 32);
+  auto next = [&](int start) {  // fetches the tile that begins with this column
+    T* tile = tiles + start / TILE % 2 * TILE * HIGH;
+    const int top = start / 32 * 32;
+    #pragma unroll 4
+    for (int c = 0; c < TILE; ++c)
+      for (int r = top + t; r < n; r += 128)
+        if (start + c < n) fetch(tile + c * HIGH + r, a + (start + c) * ld + r);
+    grouped();
+  };
+  next(0);
+  T v[ROWS][2];
+  #pragma unroll
+  for (int i = 0; i < ROWS; ++i)
+    for (int k = 0; k < 2; ++k) {
+      v[i][k] = T{};
+      if (i * 32 + lane < n && first + k < columns) v[i][k] = x[(first + k) * ldx + i * 32 + lane];
+    }
+  #pragma unroll
+  for (int b = 0; b < ROWS; ++b)
+    for (int part = 0; part < 32; part += TILE) {
+      const int start = b * 32 + part, count = min(TILE, n - start);
+      if (count <= 0) break;
+      if (start + TILE < n) next(start + TILE);
+      fetched_but(start + TILE < n);
+      const T* tile = tiles + start / TILE % 2 * TILE * HIGH;
+      #pragma unroll 4
+      for (int c = 0; c < count; ++c) {
+        T known[2];
+        for (int k = 0; k < 2; ++k)
+          known[k] = number(__shfl_sync(~0u, re(v[b][k]), part + c), __shfl_sync(~0u, im(v[b][k]), part + c));
+        const T beside = tile[c * HIGH + b * 32 + lane];
+        if (lane > part + c)
+          for (int k = 0; k < 2; ++k) take(v[b][k], beside, known[k]);
+        #pragma unroll
+        for (int i = b + 1; i < ROWS; ++i) {
+          const T factor = tile[c * HIGH + i * 32 + lane];
+          for (int k = 0; k < 2; ++k) take(v[i][k], factor, known[k]);
+        }
+      }
+      __syncthreads();
+    }
+  #pragma unroll
+  for (int i = 0; i < ROWS; ++i)
+    for (int k = 0; k < 2; ++k)
+      if (i * 32 + lane < n && first + k < columns) x[(first + k) * ldx + i * 32 + lane] = v[i][k];
 }
 """
 )
