@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import lapack, solve_triangular
 
-from pblasmp.engines.gpu.kernels.compiler import Kernel
-from pblasmp.engines.gpu.kernels.factor_source import MEETING
+from pblasmp.engines.gpu.kernels.compiler import Kernel, cuda
 from pblasmp.engines.gpu.types import DATA_TYPES
 
+MEETING = cuda("meeting.cuh")
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
 _REAL = {
     np.dtype(kind): np.dtype(f"f{np.dtype(kind).itemsize // (1 + (kind[0] == 'c'))}")

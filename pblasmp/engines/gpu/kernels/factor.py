@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import CompiledKernels, Kernel
-from .factor_source import JUDGE, LOOK, LU, PAIRS, QR, SWAP
-from .part_source import PART
-from .solve_source import CONDITIONS, INVERT, JOIN, REFINE, STEP, SUBSTITUTE, TRIANGLES
+from .compiler import CompiledKernels, Kernel, cuda
 
 Array = Any
 
@@ -79,14 +76,14 @@ class FactorKernels(CompiledKernels):
         ``judge`` must follow on the same stream before the next look.
         """
         found, n = self._kept("found", 2, np.int32), len(a)
-        kernel = self._of("look", LOOK, "QqiQ", np.dtype(a.dtype))
+        kernel = self._of("look", cuda("look.cu"), "QqiQ", np.dtype(a.dtype))
         kernel(stream, (-(-n * 32 // _THREADS), 1), _THREADS, (_at(a), _ld(a), n, _at(found)))
         return found
 
     def judge(self, stream: Any, a: Array, found: Array, info: Array, first: int) -> None:
         """Queue the making of INFO from what cuSOLVER found in the square on top of ``a``. Local."""
         rows, cols = a.shape
-        kernel = self._of("judge", JUDGE, "QqiiQQi", np.dtype(a.dtype))
+        kernel = self._of("judge", cuda("judge.cu"), "QqiiQQi", np.dtype(a.dtype))
         kernel(stream, (1, 1), _THREADS, (_at(a), _ld(a), rows, cols, _at(found), _at(info), first))
 
     def leaf(self, dtype: np.dtype) -> int:
@@ -102,18 +99,18 @@ class FactorKernels(CompiledKernels):
         dtype, n = np.dtype(triangles.dtype), len(triangles) // (wide + 1)
         width = self.leaf(dtype)
         memory = _inverting(width, dtype)
-        kernel = self._of("invert", INVERT, "QQqi", dtype, room=memory, WIDTH=width)
+        kernel = self._of("invert", cuda("invert.cu"), "QQqi", dtype, room=memory, WIDTH=width)
         places = _at(triangles), _at(inverses), wide
         kernel(stream, (-(-n // width), 1), _PARTS * width, (*places, n), memory)
         while width < wide:
             columns = min(_JOINED, width)
-            kernel = self._of("join", JOIN, "QQq", dtype, HALF=width, COLUMNS=columns)
+            kernel = self._of("join", cuda("join.cu"), "QQq", dtype, HALF=width, COLUMNS=columns)
             kernel(stream, (n // (2 * width), width // columns), width, places)
             width *= 2
 
     def conditions(self, stream: Any, triangles: Array, inverses: Array, wide: int, out: Array) -> None:
         """Queue finding the condition of each triangle in the maximum norm. Local."""
-        kernel = self._of("conditions", CONDITIONS, "QQQi", np.dtype(triangles.dtype), WIDTH=wide)
+        kernel = self._of("conditions", cuda("conditions.cu"), "QQQi", np.dtype(triangles.dtype), WIDTH=wide)
         kernel(stream, (len(out), 1), _PARTS * wide, (_at(triangles), _at(inverses), _at(out), len(out)))
 
     def triangles(
@@ -146,7 +143,7 @@ class FactorKernels(CompiledKernels):
             lower: which triangle.
             unit: its diagonal is taken as ones.
         """
-        kernel = self._of("triangles", TRIANGLES, "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
+        kernel = self._of("triangles", cuda("triangles.cu"), "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
         arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out), _at(inverses)
         kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
@@ -185,7 +182,7 @@ class FactorKernels(CompiledKernels):
             "ONES": int(diagonal == "ones"),
             "REALS": int(diagonal == "real"),
         }
-        kernel = self._of("part", PART, "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
+        kernel = self._of("part", cuda("part.cu"), "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
         numbers = [number for each in scalars for number in (complex(each).real, complex(each).imag)]
         places = [number for each in matrices for number in each]
         a_block = each * (_WARP if by_columns else _THREADS // _WARP)
@@ -205,7 +202,7 @@ class FactorKernels(CompiledKernels):
                 its rows, and where the right-hand sides, or known unknowns, of these rows are; 1 if they are right-hand
                 sides, from which the new unknowns' part is subtracted, or 0.
         """
-        kernel = self._of("step", STEP, "QQqiiQQQqiQiQ", dtype, meets=True, COLUMNS=columns)
+        kernel = self._of("step", cuda("step.cu"), "QQqiiQQQqiQiQ", dtype, meets=True, COLUMNS=columns)
         memory, count = numbers[3] * columns * dtype.itemsize, _at(self._kept("steps", 1, np.uint32))
         kernel(stream, (self._most()[1], 1), _THREADS, (*numbers, count), memory)
 
@@ -252,7 +249,7 @@ class FactorKernels(CompiledKernels):
             "FAIR": _WELL,
             "POOR": _POOR[_TYPES[dtype.name][1]],
         }
-        kernel = self._of("refine", REFINE, "QqqQqqQQQiiq", dtype, room=memory(), **macros)
+        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=memory(), **macros)
         arguments = *x, *found, *about, turned, size, columns
         kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
 
@@ -270,7 +267,9 @@ class FactorKernels(CompiledKernels):
         while tile > 1 and tile * each > min(_SUBSTITUTING, self._shared_memory):
             tile //= 2
         memory = tile * each
-        kernel = self._of("substitute", SUBSTITUTE, "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile)
+        kernel = self._of(
+            "substitute", cuda("substitute.cu"), "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile
+        )
         grid = -(-columns // _COLUMNS_TOGETHER), 1
         kernel(stream, grid, _PARTS * _WARP, (_at(a), _ld(a), n, _at(x), _ld(x), columns), memory)
 
@@ -284,7 +283,7 @@ class FactorKernels(CompiledKernels):
         starts, total = range(0, len(pivots), _MOST), len(pivots)
         if total > _FEW:
             pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
-            kernel = self._compiled("pairs", PAIRS, "QiiiQ", MOST=_MOST)
+            kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
             arguments = _at(pivots), total, first, back, _at(pairs)
             kernel(stream, (len(starts), 1), -(-min(total, _MOST) // 32) * 32, arguments)
         for start in reversed(starts) if back else starts:
@@ -295,10 +294,10 @@ class FactorKernels(CompiledKernels):
             threads, dtype = min(_THREADS, -(-2 * count // 32) * 32), np.dtype(a.dtype)
             macros = {"COLUMNS": _COLUMNS, "FEW": _FEW}
             if count <= _FEW:
-                kernel = self._of("exchange", SWAP, "QqqQiii", dtype, **macros)
+                kernel = self._of("exchange", cuda("swap.cu"), "QqqQiii", dtype, **macros)
                 kernel(stream, grid, threads, (*place, _at(some), count, first + start, back))
                 continue
-            kernel = self._of("swap", SWAP, "QqqQi", dtype, **macros)
+            kernel = self._of("swap", cuda("swap.cu"), "QqqQi", dtype, **macros)
             kernel(stream, grid, threads, (*place, _at(pairs[4 * start :]), 2 * count))
 
     def _most(self) -> tuple[int, int]:
@@ -365,7 +364,7 @@ class FactorKernels(CompiledKernels):
             "THREADS": _ROWS,
             "POLLS": -(-most // _WARP),
         }
-        self._launch("lu", LU, "QqiiiQiQQQ", stream, a, _ROWS, arguments, macros)
+        self._launch("lu", cuda("lu.cu"), "QqiiiQiQQQ", stream, a, _ROWS, arguments, macros)
 
     def qr(self, stream: Any, a: Array, v: Array, t: Array, tau: Array) -> None:
         """Queue the QR factorization of a panel no wider than ``width`` says, and no wider than high. Local.
@@ -377,7 +376,7 @@ class FactorKernels(CompiledKernels):
         shown = self._kept(f"rows {dtype.name}", 2 * (_BLOCKS + 1) * widest, dtype)
         sizes, count = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real), self._kept("count", 1, np.uint32)
         arguments = _at(v), _ld(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
-        self._launch("qr", QR, "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
+        self._launch("qr", cuda("qr.cu"), "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
 
 
 def _rounded(count: int) -> int:

@@ -1,17 +1,10 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of products of a part of a matrix and few columns."""
+// SPDX-License-Identifier: Apache-2.0
+// target = alpha left right + beta c. Of row r of the left matrix the elements from begin[r] to end[r] count. No others
+// are read, and of the one in the place own[r] nothing if ONES, or only the real part if REALS. Each is read once, in
+// the order of memory: a warp has 32 ROWS rows if columns are contiguous (BY_COLUMNS), else ROWS. c may be 0, or the
+// target.
+#include "factor.cuh"
 
-from __future__ import annotations
-
-from .factor_source import COMMON
-
-# target = alpha left right + beta c. Of row r of the left matrix the elements from begin[r] to end[r] count. No others
-# are read, and of the one in the place own[r] nothing if ONES, or only the real part if REALS. Each is read once, in
-# the order of memory: a warp has 32 ROWS rows if columns are contiguous (BY_COLUMNS), else ROWS. c may be 0, or the
-# target.
-PART = (
-    COMMON
-    + r"""
 __device__ __forceinline__ T value(const T* at, bool special) {
   if (special && ONES) return number(1, 0);
   T x = *at;
@@ -100,5 +93,3 @@ extern "C" __global__ void __launch_bounds__(512) part(
     }
   }
 }
-"""
-)
