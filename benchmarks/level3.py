@@ -72,7 +72,8 @@ CASES = (
 class Matrices:
     """The matrices of a case on the ranks of a context, and the call. Collective.
 
-    ``width`` is how many columns B and C have where A is on one side of B, or how many rows; 0: n.
+    ``width`` is how many columns B and C have where A is on one side of B, or how many rows; and A and B of an update,
+    if they are not long. 0: n.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Matrices:
         from pblasmp.layout.level3_problem import ROUTINES
 
         traits = ROUTINES[case.routine]
-        self.case, self.n, self.k = case, n, 16 * n if case.long else n
+        self.case, self.n, self.k = case, n, 16 * n if case.long else width or n
         shape = (n, self.k) if case.flags.get("op_a", "N") == "N" else (self.k, n)
         shapes = {"a": shape, "b": shape, "c": (n, n)}
         if traits.shape == "sided":
@@ -236,12 +237,14 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
         for case in CASES:
             if options.only and case.routine not in options.only:
                 continue
-            m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
-            k = max(1, m.flops() // (2 * m.n * m.n * (4 if case.dtype == "complex128" else 1)))
+            grid = tuple(map(int, options.grid.split("x")))
+            m = Matrices(ctx, case, options.n, options.block, grid, options.width)
             d = m.out.descriptor
+            rows_of_d, cols = d.shape
+            k = max(1, m.flops() // (2 * rows_of_d * cols * (4 if case.dtype == "complex128" else 1)))
             left, right = (
                 _filled(ctx, pb.MatrixDescriptor(shape, d.block, d.grid, dtype=case.dtype, order="F"), 0)
-                for shape in ((m.n, k), (k, m.n))
+                for shape in ((rows_of_d, k), (k, cols))
             )
             with ExitStack() as stack:
                 plans = {"gemm": stack.enter_context(pb.plan(pb.matmul, left, right, out=ctx.empty(d)))}
@@ -274,9 +277,10 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
             rows.append(row | {"seconds": seconds, "ratios": ratios})
             del m, left, right
         directory = results.directory_of(options)
+        about = ["level3-gpu", options.grid, options.n, options.block, *filter(None, [options.width])]
         if comm.rank == 0 and directory is not None:
             run = results.Run(
-                benchmark=f"level3-gpu-{options.grid}-{options.n}-{options.block}", date=results.today(),
+                benchmark="-".join(map(str, about)), date=results.today(),
                 commit=results.this_commit(), ranks=comm.size, gpus=comm.size, **results.facts(ctx),
                 options=results.options_of(options), reference="gemm", sample="all",
                 rows=rows,
@@ -293,7 +297,8 @@ def print_timelines(comm: Any, options: argparse.Namespace) -> None:
         for case in CASES:
             if options.only and case.routine not in options.only:
                 continue
-            m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
+            grid = tuple(map(int, options.grid.split("x")))
+            m = Matrices(ctx, case, options.n, options.block, grid, options.width)
             how = {**case.flags, **m.scalars, "out": m.out, "algo": (options.algo or ["auto"])[0]}
             with pb.plan(getattr(pb.blas, case.routine), *m.matrices.values(), **how) as plan:
                 run = _finished(ctx, plan)
@@ -323,7 +328,10 @@ def main() -> None:
         "-n", type=int, default=2048, help="order of the matrices; half of it for complex ones"
     )
     parser.add_argument(
-        "--width", type=int, default=0, help="columns or rows of B next to a triangular or symmetric A"
+        "--width",
+        type=int,
+        default=0,
+        help="columns or rows of B next to a triangular or symmetric A, columns of A in an update",
     )
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
