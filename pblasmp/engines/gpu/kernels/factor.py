@@ -26,9 +26,8 @@ _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
-_TILE = 32  # right-hand sides that a block of threads refines, at most
-_DEEP = 16  # columns of a triangle that it has in shared memory meanwhile, at most
-_PARTS = 4  # threads for each row of a block; right-hand sides that a warp refines
+_TILE = 16  # right-hand sides that a block of threads refines, at most
+_PARTS = 4  # threads for each row of a block
 SUBSTITUTED = 512
 """Rows of a triangle with which ``substitute`` solves, at most."""
 _SUBSTITUTING = 128 << 10  # bytes of the triangle that it holds in shared memory, at most
@@ -233,25 +232,13 @@ class FactorKernels(CompiledKernels):
             turned: it is solved for with the transpose of the triangle.
         """
         size, columns = shape
-        tile, deep, high = _TILE, _DEEP, max(_WARP, wide)
-
-        def memory() -> int:
-            return (2 * tile * high + deep * (high + 1)) * dtype.itemsize
-
-        while tile > _PARTS and memory() > self._shared_memory:
+        tile, each = _TILE, 2 * wide * dtype.itemsize
+        while tile > _PARTS and tile * each > self._shared_memory:
             tile //= 2
-        while deep > 1 and memory() > self._shared_memory:
-            deep //= 2
-        macros = {
-            "WIDTH": wide,
-            "TILE": tile,
-            "DEEP": deep,
-            "FAIR": _WELL,
-            "POOR": _POOR[_TYPES[dtype.name][1]],
-        }
-        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=memory(), **macros)
+        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": _POOR[_TYPES[dtype.name][1]]}
+        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=tile * each, **macros)
         arguments = *x, *found, *about, turned, size, columns
-        kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
+        kernel(stream, (-(-columns // tile), 1), _PARTS * wide, arguments, tile * each)
 
     def substitute(self, stream: Any, a: Array, x: Array) -> None:
         """Queue the solution of ``a y = x`` in the place of ``x``: ``a`` has ones on its diagonal. Local.
@@ -385,8 +372,9 @@ def _rounded(count: int) -> int:
 
 
 def _rows_each(cols: int, dtype: np.dtype) -> int:
-    """Return how many rows of so many columns a thread keeps in registers."""
-    return max(1, _REGISTERS // dtype.itemsize // _rounded(cols))
+    """Return how many rows of so many columns a thread keeps in registers; several need some for themselves."""
+    rows = max(1, _REGISTERS // dtype.itemsize // _rounded(cols))
+    return rows // 2 if rows > 1 < cols else rows
 
 
 def _inverting(width: int, dtype: np.dtype) -> int:
@@ -395,7 +383,8 @@ def _inverting(width: int, dtype: np.dtype) -> int:
 
 
 def _widest(name: str, dtype: np.dtype) -> int:
-    return _WIDEST[name] if dtype.itemsize < 16 else _WIDEST[name] // 2
+    narrow = dtype.itemsize == 16 or (name == "lu" and dtype.kind == "c")  # registers have no room for more
+    return _WIDEST[name] // 2 if narrow else _WIDEST[name]
 
 
 def _at(array: Array) -> int:
