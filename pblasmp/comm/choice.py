@@ -130,7 +130,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             if launcher is not None:
                 raise
             return Serial()
-    if not hasattr(comm, "Dup"):
+    if not hasattr(comm, "Is_inter"):
         raise ArgumentTypeError(
             "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
             f"got {comm!r}"
