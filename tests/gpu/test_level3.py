@@ -65,6 +65,14 @@ def test_larger_ones(ctx, routine, algo):
     checked(ctx, itertools.islice(chosen, 0, None, 6), routine, algo)
 
 
+@pytest.mark.parametrize("sizes", [(600, 3, 5), (13, 600, 5)])
+@pytest.mark.parametrize("algo", ["auto", "stationary"])
+@pytest.mark.parametrize("routine", ["symm", "hemm", "trmm"])
+def test_few_columns_or_rows(ctx, routine, algo, sizes):
+    """A kernel of ours multiplies them if A is large, and if it is on the other side of B than the few."""
+    checked(ctx, every_option(routine, sizes, TYPES, 2), routine, algo)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
