@@ -290,3 +290,8 @@ def test_direct_calls_take_one_exchange_each_way(nranks, form):
 )
 def test_each_element_crosses_between_two_nodes_once(nranks, form):
     run_mpi(volumes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))
+
+
+@starts_ranks
+def test_a_rank_without_room_for_messages():
+    run_mpi(without_room, 2, on_nodes="blocks:2")
