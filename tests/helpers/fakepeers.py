@@ -798,7 +798,10 @@ class Call:
     def queue(self) -> None:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
-        outs = [job.d, *([self.box(me, me, job.d)] if job.copies else [])]
+        gives = self.kernel.gives
+        box = lambda to, of, like: self.box(to, of + self.gpu.size, like, self.inboxes)  # noqa: E731
+        outs = [job.d, *([self.box(me, me, job.d)] if job.copies and not gives else [])]
+        outs += [box(rank, me, job.d) for rank in self.others if gives]
         if self.kernel.tiles.parts == "exchanged":
             self._queue_exchange()
         elif self.kernel.sums:
@@ -812,12 +815,18 @@ class Call:
                 [*outs, *_number(job.amax)],
             )
         if job.copies:
-            pairs = [(job.copies[rank], self.box(rank, rank, job.copies[rank])) for rank in self.others]
+            place = (
+                (lambda rank, like: box(me, rank, like))
+                if gives
+                else lambda rank, like: self.box(rank, rank, like)
+            )
+            pairs = [(job.copies[rank], place(rank, job.copies[rank])) for rank in self.others]
+            take = self.take if gives else lambda view: self.at(view).astype(float)
             self.step(
                 "copies",
-                lambda: [self.put([to], self.at(of).astype(float)) for to, of in pairs],
+                lambda: [self.put([to], take(of)) for to, of in pairs],
                 [of for _, of in pairs],
-                [to for to, _ in pairs],
+                [each for to, of in pairs for each in ((to, of) if gives else (to,))],
             )
 
     def _queue_sums(self, outs: list[View]) -> None:

@@ -402,7 +402,7 @@ def left_by(form: str, ranks: int, sizes: tuple[int, int, int], *, beside_others
 @pytest.mark.parametrize("form", FORMS)
 def test_beside_another_communicator_multiprocessors_are_left(order, form, monkeypatch):
     """So that all end, whatever the GPUs begin with; without them, some do not."""
-    kernel = SimpleNamespace(sums=form != "matmul_allgather")
+    kernel = SimpleNamespace(sums=form != "matmul_allgather", gives=False)
     monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
     monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
     sizes, ends = (4096, 7168, 8192), {}
@@ -421,7 +421,7 @@ def test_beside_another_communicator_multiprocessors_are_left(order, form, monke
 @pytest.mark.parametrize("form", FORMS)
 def test_two_gpus_let_other_communicators_in(order, form, monkeypatch):
     """Blocks that are done leave room: then none is left in advance."""
-    kernel = SimpleNamespace(sums=form != "matmul_allgather")
+    kernel = SimpleNamespace(sums=form != "matmul_allgather", gives=False)
     monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
     monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
     sizes = 4096, 7168, 8192

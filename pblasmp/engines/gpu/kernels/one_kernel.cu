@@ -17,7 +17,7 @@
 //   0 reduce-scatter   1 all-reduce   2 gathered output
 // and PARTS, how other ranks' parts of a sum get to the one that adds them:
 //   0 sent to its boxes by TMA   1 fetched from the boxes of the rank that has computed them
-//   2 stored, from registers, into its inbox   3 the same, and all ranks add all tiles (all-reduce)
+//   2 stored, from registers, into its inbox; 16-bit sums of all-reduce, too   3 the same, and all ranks add all tiles
 #define BM 128
 #define LINE 128                       // bytes of k in a step
 #define BK (LINE / (EIGHT ? 1 : 2))
@@ -26,7 +26,8 @@
 #define STORES (FORM < 2 && PARTS > 1)  // parts go to inboxes
 #define ALL_ADD (FORM == 1 && PARTS == 3)
 #define SUMS (FORM < 2 && !ALL_ADD)    // other ranks have parts of this rank's tiles
-#define COPIES (FORM > 0 && !ALL_ADD)  // other ranks' tiles are results of this rank, too
+#define GIVES (FORM == 1 && PARTS == 2 && !RESULT)  // so do sums
+#define COPIES (FORM > 0 && !ALL_ADD && !GIVES)  // other ranks' tiles are results of this rank, too, from their boxes
 #define PARTS_IN_BOXES (SUMS && !STORES)
 #define CALL 65536  // more than there are blocks
 #define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
@@ -43,7 +44,7 @@ struct alignas(64) Job {
   u64* control;               // this rank's: the number of calls before this one, times CALL, and of blocks that have ended
   u32* flags[RANKS];          // every rank's, at its address here: [parity][kind][source][tile]
   u8* boxes[2][RANKS];        // by parity, likewise: [source][tile], or [tile] if no parts travel in them
-  u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile]
+  u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile], and once more for sums
   const void* bias;           // one entry for each column
   const float *scale_x, *scale_w, *scale_d;  // of 8-bit matrices; null: 1
   float* amax;                // null, or raised to the largest absolute value of the results, before scale_d
@@ -204,6 +205,9 @@ __device__ __forceinline__ void put(u32 to, unsigned short v)
 { asm volatile("st.shared.u16 [%0],%1;" :: "r"(to), "h"(v) : "memory"); }
 #endif
 
+// The row whose address a thread gives to ldmatrix and stmatrix.
+__device__ __forceinline__ int matrix_row(int first_row, int lane) { return first_row - lane / 4 + (lane & 15); }
+
 #define IMAGE (BM * BN * 2)
 __device__ __forceinline__ u32* flag_at(const Job& job, int rank, u32 parity, int kind, int source, int number)
 { return job.flags[rank] + (u64)((parity * 2 + kind) * RANKS + source) * job.capacity + number; }
@@ -250,6 +254,11 @@ template <int FIRST, int COUNT> __device__ __forceinline__ void take(u8* inbox, 
 #pragma unroll
   for (int j = 0; j < COUNT; j++) store(INBOX(inbox, FIRST + j), 0, 0, 0, 0);
   __syncwarp();
+}
+
+__device__ __forceinline__ void zero(float* sum) {
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) sum[i] = 0.0f;
 }
 
 template <int COUNT> __device__ __forceinline__ void add(float* sum, const u32* v) {
@@ -310,9 +319,9 @@ __device__ __forceinline__ void raise_amax(const Job& job, const Tile& t, const 
   if (lane == 0) atomicMax((int*)job.amax, __float_as_int(largest));
 }
 
-// Finishes a thread's sums of a tile, and puts them into the staging.
-__device__ __forceinline__ void finish(const Job& job, const Tile& t, float* sum, bool finishes, u32 staging, int row, int lane) {
-  if (finishes && (job.bias || job.activation)) {
+// Makes results of a thread's sums of a tile.
+__device__ __forceinline__ void finish(const Job& job, const Tile& t, float* sum, int first_row, int lane) {
+  if (job.bias || job.activation) {
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
 #pragma unroll
@@ -323,12 +332,13 @@ __device__ __forceinline__ void finish(const Job& job, const Tile& t, float* sum
       }
     }
   }
-#if EIGHT
-  const int first_row = (threadIdx.x / 32 - 4) * 16 + lane / 4;  // of sum[0] and [1]; [2] and [3] are 8 rows below
-  if (finishes && job.amax) raise_amax(job, t, sum, first_row, lane);
-#endif
+  if (EIGHT && job.amax) raise_amax(job, t, sum, first_row, lane);
+}
+
+// Puts a thread's sums of a tile into the staging, as D has them if they are results.
+__device__ __forceinline__ void put_into(u32 staging, const Job& job, const float* sum, bool results, int first_row, int lane) {
 #if RESULT
-  if (finishes) {
+  if (results) {
     const float scale = job.scale_d ? *job.scale_d : 1.0f;
 #pragma unroll
     for (int i = 0; i < BN / 4; i++)
@@ -336,6 +346,7 @@ __device__ __forceinline__ void finish(const Job& job, const Tile& t, float* sum
     return;
   }
 #endif
+  const int row = matrix_row(first_row, lane);
 #pragma unroll
   for (int j = 0; j < VECTORS; j++) {
     u32 r[4];
@@ -426,34 +437,34 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #endif
     if (warp == 2 && lane == 0) {  // results
       int n = 0;
-      for (int s = blockIdx.x; s < positions; s += gridDim.x) {
+      for (int given = 0; given <= GIVES; given++) for (int s = blockIdx.x; s < positions; s += gridDim.x) {
         const Tile t = tile_at(job, s);
         const int number = t.row_block * job.col_blocks + t.col_block;
         const bool own = !SUMS || t.owner == job.rank;
-        if (STORES && !own) continue;
+        if (STORES && own == given) continue;
         const int slot = n % SLOTS;
         const u32 staging = stagings + slot * IMAGE;
         wait(ready + 8 * slot, (n / SLOTS) & 1);
         n++;
-        if (!own && !PULLS) {
+        if (!own && !PULLS && !STORES) {
           u8* to = box_at(job, t.owner, parity, job.rank, number);
           for (u32 i = 0; i < IMAGE; i += PIECE) {  // one at a time: loads of X and W wait behind them, too
             store(to + i, staging + i, min((u32)PIECE, IMAGE - i));
             commit();
             stored<0>();
           }
-        } else if (!own || COPIES) {
+        } else if ((!own && !STORES) || COPIES) {
           store(box_at(job, job.rank, parity, t.owner, number), staging, own ? IMAGE / PART * DONE : IMAGE);
           commit();
         }
-        if (own) {
+        if (own || given) {
           for (int c = 0; c < BN / CHUNK; c++)
-            store(&job.d[job.rank], staging + c * DONE, t.col_block * BN + c * CHUNK, t.row_block * BM);
+            store(&job.d[t.owner], staging + c * DONE, t.col_block * BN + c * CHUNK, t.row_block * BM);
           commit();
         }
         stores_read();
         arrive(vacant + 8 * slot);
-        if (own && !COPIES) continue;
+        if ((own && !COPIES) || given) continue;
         if (own) stored<1>(); else stored<0>();
         fence_proxies();
         release();
@@ -465,7 +476,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     if (COPIES && warp == 3 && lane == 0) fetch_results(job, buffers, {fetched + 16, 0}, epoch);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    const int half = threadIdx.x / 128 - 1, row = half * 64 + (warp & 3) * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
+    const int half = threadIdx.x / 128 - 1;
+    const int first_row = (warp - 4) * 16 + lane / 4;  // of a thread's sums [0] and [1]; [2] and [3] are 8 rows below
     const bool speaks = threadIdx.x % 128 == 0;
     const int hears = lane == 0 && (warp & 3) < CLUSTER ? warp & 3 : -1;  // the block that this thread tells what was read
     int stage = 0, staged = 0;  // staged: tiles that were handed to warp 2
@@ -477,9 +489,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     if (job.scale_w) factor *= *job.scale_w;
 #endif
     auto await_slot = [&] { if (staged >= SLOTS) wait(vacant + 8 * (staged % SLOTS), (staged / SLOTS - 1) & 1); };
-    auto hand_over = [&](const Tile& t, float* sum, bool finishes) {
+    auto hand_over = [&](const Tile& t, float* sum, bool finishes, bool results) {
       const int slot = staged++ % SLOTS;
-      finish(job, t, sum, finishes, stagings + slot * IMAGE, row, lane);
+      if (finishes) finish(job, t, sum, first_row, lane);
+      put_into(stagings + slot * IMAGE, job, sum, results, first_row, lane);
       fence_proxies();
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
@@ -492,22 +505,20 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     u32 kept[4 * VECTORS];  // this rank's part of it, rounded as the others are
     auto add_all = [&] {
       float total[BN / 2];
-#pragma unroll
-      for (int j = 0; j < BN / 2; j++) total[j] = 0.0f;
+      zero(total);
       for (int source = 0; source < RANKS; source++) {  // the same order on all ranks
         if (source == job.rank) add<VECTORS>(total, kept);
         else add_part<0>(inbox_at(job, job.rank, parity, source, before.row_block * job.col_blocks + before.col_block), total);
       }
       await_slot();
-      hand_over(before, total, true);
+      hand_over(before, total, true, true);
     };
 #endif
     for (int s = blockIdx.x; s < positions; s += gridDim.x) {
       const Tile t = tile_at(job, s);
 #if EIGHT
       // The tensor cores add products of 8-bit floats in fewer bits than float32 has: not more than those of a step.
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) sum[i] = 0.0f;
+      zero(sum);
       for (int k = 0; k < job.steps; k++) {
         wait(full + 8 * stage, phase);
         const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES);
@@ -575,6 +586,17 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         continue;
       }
       for (int i = 1; i < RANKS; i++) add_part<0>(inbox_at(job, job.rank, parity, (job.rank + i) % RANKS, number), sum);
+#if GIVES
+      finish(job, t, sum, first_row, lane);
+      u32 words[4 * VECTORS];
+      to_words(sum, words);
+      for (int i = 1; i < RANKS; i++) put(inbox_at(job, (job.rank + i) % RANKS, parity, RANKS + job.rank, number), words);
+      zero(sum);
+      add<VECTORS>(sum, words);  // the same bits as on other ranks: the sign of a zero is lost
+      await_slot();
+      hand_over(t, sum, false, true);
+      continue;
+#endif
       await_slot();
 #elif SUMS
       if (own) {
@@ -585,7 +607,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #pragma unroll
           for (int j = 0; j < VECTORS; j++) {
             u32 r[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stagings + slot * IMAGE + place(row, 2 * j + (lane >> 4))) : "memory");
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stagings + slot * IMAGE + place(matrix_row(first_row, lane), 2 * j + (lane >> 4))) : "memory");
             add<1>(sum + 8 * j, r);
           }
           if (i + 1 < RANKS) {
@@ -602,8 +624,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #else
       await_slot();
 #endif
-      hand_over(t, sum, own);
+      hand_over(t, sum, own, own);
     }
+#if GIVES
+    for (int s = blockIdx.x; s < positions; s += gridDim.x) {
+      const Tile t = tile_at(job, s);
+      if (t.owner == job.rank) continue;
+      u8* inbox = inbox_at(job, job.rank, parity, RANKS + t.owner, t.row_block * job.col_blocks + t.col_block);
+      zero(sum);
+      add_part<0>(inbox, sum);
+      await_slot();
+      hand_over(t, sum, false, true);
+    }
+#endif
 #endif
   }
 

@@ -35,7 +35,7 @@ _AT_ONCE = "stored", "exchanged"
 _WIDEST_PART = 128  # columns of a step of k in 8 bits: registers have no room for more beside the sums
 _FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
 _EXCHANGED = 2 << 20
-"""Bytes that travel in the time of a flag and of the transfer behind it, 5 µs on H100 and H200 by NVLink."""
+"""Bytes that travel in the time of a second transfer, 5 µs on H100 and H200 by NVLink."""
 _HIDES_PULLS = {"matmul_reduce_scatter": 3072, "matmul_allreduce": 2048}
 """Bytes of a row of X with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
@@ -127,6 +127,11 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks:
 def parts_in_boxes(parts: str, *, sums: bool) -> bool:
     """Return whether parts of sums travel in boxes, which then have tiles of every rank. Local."""
     return sums and parts not in _AT_ONCE
+
+
+def gives_sums(form: str, parts: str, d: np.dtype) -> bool:
+    """Return whether sums of type ``d`` are stored into inboxes, like their parts. Local."""
+    return form == "matmul_allreduce" and parts == "stored" and not is_float8(d)
 
 
 def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int) -> Tiling:
@@ -243,12 +248,14 @@ class OneKernel:
     Attributes:
         tiles: the tiling.
         sums: whether ranks add parts of each other's.
+        gives: whether they store sums into each other's inboxes.
     """
 
     def __init__(self, form: str, types: Types, ranks: int, tiles: Tiling) -> None:
         from cuda.bindings import driver
 
         self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
+        self.gives = gives_sums(form, tiles.parts, types.d)
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
         text = source(form, types, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts)

@@ -141,12 +141,14 @@ class _OneKernelProduct(CopyProduct):
 
     def _buffers(self) -> dict[str, int]:
         tiles, in_boxes = 2 * self.tiles.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
-        sources = self.size if in_boxes else int(self.copies)
+        sources = self.size if in_boxes else int(self.copies and not self.kernel.gives)
         stores = self.parts in ("stored", "exchanged")
         flags = _KINDS * self.size * tiles * np.dtype(np.uint32).itemsize
         return {
             "one_kernel": sources * tiles * self.tiles.image_bytes,
-            ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes if stores else 0,
+            ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes * (1 + self.kernel.gives)
+            if stores
+            else 0,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
