@@ -237,7 +237,7 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
     monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
     made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
-    sizes = 8, 48, made.parts
+    sizes = 8, 48, 16, made.parts
     assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
     assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
     made._job = lambda *_: None
@@ -289,7 +289,7 @@ def test_which_gpus_are_refused():
 )
 @pytest.mark.parametrize("blocks", [1, 114, 132])
 def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks):
-    tiles = tiling(form, 2, rows, cols, way, blocks)
+    tiles = tiling(form, 2, rows, cols, 4096, way, blocks)
     assert tiles.parts == way
     assert way != "exchanged" or tiles.width <= 128  # parts of more columns have no room in registers
     assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - tiles.cluster) * TILE_ROWS
@@ -301,21 +301,26 @@ def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks):
 
 
 def test_tiles_fill_the_multiprocessors():
-    width = lambda form, *sizes, way="fetched": tiling(form, 2, *sizes, way, 132).width  # noqa: E731
+    width = lambda form, *sizes, way="fetched", line=4096: tiling(form, 2, *sizes, line, way, 132).width  # noqa: E731
     assert width("matmul_reduce_scatter", 512, 1024) == 64  # 128 tiles, one round
     assert width("matmul_reduce_scatter", 2048, 1792) == 224  # 256 tiles, two rounds
     assert width("matmul_allreduce", 2048, 1792) == 128  # more travels: smaller last tiles
     assert width("matmul_reduce_scatter", 512, 1792, way="stored") == 128  # 112 tiles: one round
     assert width("matmul_allreduce", 1024, 1024, way="exchanged") == 64
     assert width("matmul_allreduce", 2048, 2048, way="exchanged") == 128
-    assert {tiling(FORMS[0], 2, 1024, 1792, way, 132).cluster for way in ("stored", "fetched")} == {1, 2}
+    assert {tiling(FORMS[0], 2, 1024, 1792, 4096, way, 132).cluster for way in ("stored", "fetched")} == {
+        1,
+        2,
+    }
 
 
 def test_parts_of_two_ranks_are_stored_or_exchanged_where_nothing_is_hidden():
-    way = lambda form, ranks, rows: way_of_parts(form, ranks, rows, 2048, 1024, 132)  # noqa: E731
+    way = lambda form, ranks, rows, line=4096: way_of_parts(form, ranks, rows, 2048, line, 132)  # noqa: E731
     assert way("matmul_reduce_scatter", 2, 2048) == "stored"  # 256 tiles
     assert way("matmul_allreduce", 2, 2048) == "exchanged"
     assert not {way(form, 2, 2176) for form in FORMS} & {"stored", "exchanged"}
+    assert [way("matmul_allreduce", 2, rows, 2048) for rows in (4224, 4352)] == ["exchanged", "fetched"]
+    assert way("matmul_allreduce", 4, 2176, 2048) == way("matmul_reduce_scatter", 2, 2176, 2048) == "sent"
 
 
 def test_more_ranks_exchange_what_takes_as_long_as_storing_and_a_transfer_back():
@@ -350,7 +355,7 @@ def test_the_rule_is_asked_about_the_whole_result(small, monkeypatch, form):
 
 def test_parts_are_fetched_where_that_is_hidden():
     """By the owner of two, if a tile takes as long as its transfer; more ranks are sent what they add."""
-    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 4096, 1792, 2 * inputs, 132) == "fetched"  # noqa: E731
+    fetches = lambda form, ranks, inputs: way_of_parts(form, ranks, 8192, 1792, 2 * inputs, 132) == "fetched"  # noqa: E731
     assert [fetches("matmul_reduce_scatter", 2, inputs) for inputs in (1024, 2048)] == [False, True]
     assert not fetches("matmul_reduce_scatter", 4, 2048)
     assert fetches("matmul_allreduce", 2, 1024)
@@ -441,7 +446,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", launches)
     monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
-    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, "fetched", 132) for rows in (512, 2048))
+    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 4096, "fetched", 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
@@ -469,7 +474,7 @@ class _Packed(ctypes.Structure):
 def test_packed_arguments():
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
+    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, 200, "sent", 132)
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
@@ -494,7 +499,7 @@ def test_packed_arguments():
 @pytest.mark.parametrize("dtype", [HALF, E4])
 def test_steps_and_boxes_of_k_are_128_bytes(dtype):
     kernel, boxes = object.__new__(OneKernel), []
-    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132)
+    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, 272, "sent", 132)
     kernel._map = lambda matrix, box: boxes.append(box) or bytes(128)  # type: ignore[method-assign]
     x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)
     packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
-from pblasmp.dtypes import DTYPES
+from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.tensor import copy_methods
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import PRODUCTS
 
-HALF = DTYPES["bfloat16"]
+HALF, EIGHT = DTYPES["bfloat16"], FLOAT8["float8_e4m3fn"]
 H200 = 132  # multiprocessors
 
 
@@ -145,5 +146,9 @@ def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, fastest
         rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    costs = {name: copy_methods.cost_by_rule(name, p, H200) for name in PRODUCTS[form]}
-    assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest
+    in_8_bits = replace(
+        p, outputs=tuple(2 * n for n in p.outputs), dtype=EIGHT, w_dtype=EIGHT
+    )  # as much work
+    for each in (p, in_8_bits):
+        costs = {name: copy_methods.cost_by_rule(name, each, H200) for name in PRODUCTS[form]}
+        assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest

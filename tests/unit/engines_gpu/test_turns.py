@@ -363,10 +363,10 @@ def order(tmp_path_factory) -> Callable[..., Order]:
 def cut(form: str, ranks: int, sizes: tuple[int, int, int], blocks: int) -> tuple[tuple[int, int], int]:
     """Return how the library cuts a product: row and column blocks of a rank's share, and blocks of a cluster."""
     rows, cols, inputs = sizes
-    parts = way_of_parts(form, ranks, rows, cols, inputs, blocks)
+    parts = way_of_parts(form, ranks, rows, cols, 2 * inputs, blocks)
     assert parts in ("sent", "fetched")
     share = (rows, cols // ranks) if form == "matmul_allgather" else (rows // ranks, cols)
-    tiles = tiling(form, ranks, *share, parts, blocks)
+    tiles = tiling(form, ranks, *share, 2 * inputs, parts, blocks)
     return (tiles.row_blocks, tiles.col_blocks), tiles.cluster
 
 

@@ -34,6 +34,7 @@ _WIDEST_EXCHANGE = 128  # columns of a tile: registers have no room for a wider 
 _AT_ONCE = "stored", "exchanged"
 _WIDEST_PART = 128  # columns of a step of k in 8 bits: registers have no room for more beside the sums
 _FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
+_SHORT = 2048  # bytes of a row of X up to which two ranks exchange twice as many
 _EXCHANGED = 2 << 20
 """Bytes that travel in the time of a second transfer, 5 µs on H100 and H200 by NVLink."""
 _HIDES_PULLS = {"matmul_reduce_scatter": 3072, "matmul_allreduce": 2048}
@@ -45,12 +46,12 @@ _ALIGN_BYTES = 1024
 _MAP_BYTES = 128
 _MAP_ALIGN_BYTES = 64
 
-# The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
-# of as many columns. Measured on two H200.
+# The time of a tile is that of multiplying its columns and so many more. After the last tiles come their transfers,
+# which take as long as multiplying as many columns by so many bytes of a row of X, or, of parts that go at once, as so
+# many tiles. Measured on two H200.
 _TILE_COST, _NARROW_COST = 48, 64
-_LAST_TILES = {
-    "matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1, "stored": 1, "exchanged": 1.5,
-}  # fmt: skip
+_LAST_BYTES = {"matmul_reduce_scatter": 6144, "matmul_allreduce": 12288, "matmul_allgather": 8192}
+_LAST_TILES = {"stored": 1, "exchanged": 1.5}
 
 
 class Types(NamedTuple):
@@ -116,7 +117,8 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks:
         line: bytes of a row of X on a rank.
         blocks: that run at once.
     """
-    if form != "matmul_allgather" and rows * cols <= _FEW * blocks:
+    short = form == "matmul_allreduce" and ranks == _PAIR and line <= _SHORT
+    if form != "matmul_allgather" and rows * cols <= _FEW * (1 + short) * blocks:
         # what a rank exchanges beyond its parts and its share of the sums, which two ranks send as well
         more = (ranks - 1) * (ranks - 2) * rows * cols * 2 // ranks
         return "exchanged" if form == "matmul_allreduce" and more <= _EXCHANGED else "stored"
@@ -134,28 +136,28 @@ def gives_sums(form: str, parts: str, d: np.dtype) -> bool:
     return form == "matmul_allreduce" and parts == "stored" and not is_float8(d)
 
 
-def tiling(form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int) -> Tiling:
+def tiling(form: str, ranks: int, rows: int, cols: int, line: int, parts: str, blocks: int) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
         ranks: their number.
         rows, cols: of the largest share of a rank; if parts are exchanged, of everything.
+        line: bytes of a row of X on a rank.
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
     """
     exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
+    last = _LAST_TILES[parts] if at_once else _LAST_BYTES[form] / line
 
     def share(width: int, cluster: int) -> tuple[int, int]:
         return -(-rows // (TILE_ROWS * cluster)) * cluster, -(-cols // width)
 
     def cost(width: int, cluster: int) -> float:
         rounds = -(-shares * prod(share(width, cluster)) // (blocks // cluster * cluster))
-        return (rounds + _LAST_TILES.get(parts, _LAST_TILES[form])) * width + rounds * (
-            _NARROW_COST if width == _WIDTHS[0] else _TILE_COST
-        )
+        return (rounds + last) * width + rounds * (_NARROW_COST if width == _WIDTHS[0] else _TILE_COST)
 
     ways = [
         (width, cluster)

@@ -164,13 +164,13 @@ _ONE_SHOT_WAVES = 4
 MEASURED = 2, 4
 """On how many GPUs the rules were measured."""
 _ONE_KERNEL = {
-    2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
-    4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
+    2: {"matmul_reduce_scatter": 2e12, "matmul_allreduce": 1e12, "matmul_allgather": 1e12},
+    4: {"matmul_reduce_scatter": 8e12, "matmul_allreduce": 8e12, "matmul_allgather": 2.4e12},
 }
-"""Operations of all ranks up to which one kernel is the fastest: two H100 and H200, four H200.
+"""Operations of all ranks, times the bytes of an entry of X, up to which one kernel is the fastest.
 
-Of three ranks as of two, of more than four as of four: not measured, the limits grow with the ranks. In 8 bits it was
-not measured.
+Measured on two H100 and H200, in 16 bits also on four H200. Of three ranks as of two, of more than four as of four: not
+measured, the limits grow with the ranks.
 """
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
@@ -181,8 +181,8 @@ def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
     """
     if name == "one_kernel":
-        most = 0 if is_float8(p.dtype) else _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
-        return _FASTEST if p.flops < most else 0.8
+        most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
+        return _FASTEST if p.flops * p.dtype.itemsize < most else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
     if name == _best(p, multiprocessors):
