@@ -126,6 +126,17 @@ __device__ __forceinline__ u64 matrix(u32 at)  // a WGMMA descriptor: k contiguo
 
 __device__ __forceinline__ float of_half(u32 v)
 { float f; asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(f) : "r"(v)); return f; }
+template <int N> __device__ __forceinline__ void multiplied()  // by all but the last N groups of WGMMA
+{ asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+template <int COLUMNS> __device__ __forceinline__ void used(float* sum) {  // from here on by others than WGMMA
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; i++) asm volatile("" : "+f"(sum[i]) :: "memory");
+}
+template <int COLUMNS> __device__ __forceinline__ void add_columns(float* sum, const float* part) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; i++) sum[i] += part[i];
+}
+
 #if HALF
 __device__ __forceinline__ u32 pack(float a, float b)
 { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
@@ -488,6 +499,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     if (job.scale_x) factor *= *job.scale_x;
     if (job.scale_w) factor *= *job.scale_w;
 #endif
+    auto next_stage = [&] { if (++stage == STAGES) { stage = 0; phase ^= 1; } };
+    auto free_stage = [&](int which) { if (hears >= 0) arrive_at(empty + 8 * which, hears); };
+    auto multiply = [&](float* d, int column, bool first = true) {  // a step, by the columns from that one on
+      const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES + column * LINE);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int i = 0; i < LINE / 32; i++) { WGMMA(d, x + 2 * i, w + 2 * i, !(first && i == 0)) }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    };
     auto await_slot = [&] { if (staged >= SLOTS) wait(vacant + 8 * (staged % SLOTS), (staged / SLOTS - 1) & 1); };
     auto hand_over = [&](const Tile& t, float* sum, bool finishes, bool results) {
       const int slot = staged++ % SLOTS;
@@ -519,45 +539,55 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #if EIGHT
       // The tensor cores add products of 8-bit floats in fewer bits than float32 has: not more than those of a step.
       zero(sum);
+#if BN > WN  // a part of the columns at a time
       for (int k = 0; k < job.steps; k++) {
         wait(full + 8 * stage, phase);
-        const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES);
 #pragma unroll
         for (int n = 0; n < BN; n += WN) {
           float part[WN / 2];
-          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-          for (int i = 0; i < LINE / 32; i++) { WGMMA(part, x + 2 * i, w + n * (LINE / 16) + 2 * i, i != 0) }
-          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-          for (int i = 0; i < WN / 2; i++) asm volatile("" : "+f"(part[i]) :: "memory");
-          if (n + WN == BN && hears >= 0) arrive_at(empty + 8 * stage, hears);
-#pragma unroll
-          for (int i = 0; i < WN / 2; i++) sum[n / 2 + i] += part[i];
+          multiply(part, n);
+          multiplied<0>();
+          used<WN>(part);
+          if (n + WN == BN) free_stage(stage);
+          add_columns<WN>(sum + n / 2, part);
         }
-        if (++stage == STAGES) { stage = 0; phase ^= 1; }
+        next_stage();
       }
+#else  // two steps at a time: one is added while the other is multiplied
+      for (int k = 0; k < job.steps; k += 2) {
+        float part[2][WN / 2];
+        const int first = stage;
+        wait(full + 8 * stage, phase);
+        multiply(part[0], 0);
+        next_stage();
+        wait(full + 8 * stage, phase);
+        multiply(part[1], 0);
+        multiplied<1>();
+        used<WN>(part[0]);
+        free_stage(first);
+        add_columns<WN>(sum, part[0]);
+        multiplied<0>();
+        used<WN>(part[1]);
+        free_stage(stage);
+        add_columns<WN>(sum, part[1]);
+        next_stage();
+      }
+#endif
 #else
       int previous = -1;
       for (int k = 0; k < job.steps; k++) {
         wait(full + 8 * stage, phase);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        const u64 x = matrix(base + stage * STAGE + half * (64 * LINE)), w = matrix(base + stage * STAGE + X_BYTES);
-#pragma unroll
-        for (int i = 0; i < LINE / 32; i++) { WGMMA(sum, x + 2 * i, w + 2 * i, (k | i) != 0) }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        multiply(sum, 0, k == 0);
         if (previous >= 0) {
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-          if (hears >= 0) arrive_at(empty + 8 * previous, hears);
+          multiplied<1>();
+          free_stage(previous);
         }
         previous = stage;
-        if (++stage == STAGES) { stage = 0; phase ^= 1; }
+        next_stage();
       }
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) asm volatile("" : "+f"(sum[i]) :: "memory");
-      if (hears >= 0) arrive_at(empty + 8 * previous, hears);
+      multiplied<0>();
+      used<BN>(sum);
+      free_stage(previous);
 #endif
       if (factor != 1.0f) {
 #pragma unroll

@@ -282,12 +282,15 @@ class OneKernel:
             self._map(job.x, (TILE_ROWS, step)), self._map(job.w, (tiles.width // tiles.cluster, step)),
             *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
+        steps = -(-job.w.cols // step)
+        if is_float8(job.x.dtype) and tiles.width <= _WIDEST_PART:
+            steps += steps % 2  # which it takes two at a time
         addresses = [
             job.control, *job.flags, *job.boxes[0], *job.boxes[1], *job.inboxes[0], *job.inboxes[1],
             job.bias.address if job.bias else 0, job.scale_x, job.scale_w, job.scale_d, job.amax,
         ]  # fmt: skip
         numbers = [
-            *starts, tiles.row_blocks, tiles.col_blocks, -(-job.w.cols // step), job.rank, job.d.cols,
+            *starts, tiles.row_blocks, tiles.col_blocks, steps, job.rank, job.d.cols,
             job.capacity, tiles.count, _ACTIVATIONS[job.activation],
             _BIASES[job.bias.dtype.name] if job.bias else 0,
         ]  # fmt: skip
