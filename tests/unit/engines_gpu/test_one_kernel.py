@@ -237,7 +237,7 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
     monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
     made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
-    sizes = 8, 48, 16, made.parts
+    sizes = 8, 48, made.parts
     assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
     assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
     made._job = lambda *_: None
@@ -288,8 +288,9 @@ def test_which_gpus_are_refused():
     ("rows", "cols"), [(1, 1), (128, 64), (129, 65), (2048, 1792), (4096, 3584), (8192, 6656)]
 )
 @pytest.mark.parametrize("blocks", [1, 114, 132])
-def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks):
-    tiles = tiling(form, 2, rows, cols, 4096, way, blocks)
+@pytest.mark.parametrize("line", [None, 16, 4096])
+def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks, line):
+    tiles = tiling(form, 2, rows, cols, way, blocks, line=line)
     assert tiles.parts == way
     assert way != "exchanged" or tiles.width <= 128  # parts of more columns have no room in registers
     assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - tiles.cluster) * TILE_ROWS
@@ -301,14 +302,22 @@ def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks):
 
 
 def test_tiles_fill_the_multiprocessors():
-    width = lambda form, *sizes, way="fetched", line=4096: tiling(form, 2, *sizes, line, way, 132).width  # noqa: E731
+    width = lambda form, *sizes, way="fetched", line=None: tiling(form, 2, *sizes, way, 132, line=line).width  # noqa: E731
     assert width("matmul_reduce_scatter", 512, 1024) == 64  # 128 tiles, one round
     assert width("matmul_reduce_scatter", 2048, 1792) == 224  # 256 tiles, two rounds
     assert width("matmul_allreduce", 2048, 1792) == 128  # more travels: smaller last tiles
     assert width("matmul_reduce_scatter", 512, 1792, way="stored") == 128  # 112 tiles: one round
     assert width("matmul_allreduce", 1024, 1024, way="exchanged") == 64
     assert width("matmul_allreduce", 2048, 2048, way="exchanged") == 128
-    assert {tiling(FORMS[0], 2, 1024, 1792, 4096, way, 132).cluster for way in ("stored", "fetched")} == {
+    in_8_bits = [
+        width("matmul_reduce_scatter", 4096, n, line=line) for n, line in ((3584, 4096), (1792, 2048))
+    ]
+    assert in_8_bits == [256, 128]  # a tile takes half as long, its transfer as long as before
+    assert [width("matmul_allgather", 8192, n, line=line) for n, line in ((1792, 8192), (896, 4096))] == [
+        224,
+        128,
+    ]
+    assert {tiling(FORMS[0], 2, 1024, 1792, way, 132).cluster for way in ("stored", "fetched")} == {
         1,
         2,
     }
@@ -446,7 +455,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", launches)
     monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
-    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 4096, "fetched", 132) for rows in (512, 2048))
+    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, "fetched", 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
@@ -474,7 +483,7 @@ class _Packed(ctypes.Structure):
 def test_packed_arguments():
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, 200, "sent", 132)
+    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
     kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
@@ -499,7 +508,7 @@ def test_packed_arguments():
 @pytest.mark.parametrize("dtype", [HALF, E4])
 def test_steps_and_boxes_of_k_are_128_bytes(dtype):
     kernel, boxes = object.__new__(OneKernel), []
-    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, 272, "sent", 132)
+    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132)
     kernel._map = lambda matrix, box: boxes.append(box) or bytes(128)  # type: ignore[method-assign]
     x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)
     packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))

@@ -46,12 +46,14 @@ _ALIGN_BYTES = 1024
 _MAP_BYTES = 128
 _MAP_ALIGN_BYTES = 64
 
-# The time of a tile is that of multiplying its columns and so many more. After the last tiles come their transfers,
-# which take as long as multiplying as many columns by so many bytes of a row of X, or, of parts that go at once, as so
-# many tiles. Measured on two H200.
+# The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
+# of as many columns: in 8 bits, that time is of so many bytes of a row of X. Measured on two H200, in 16 bits with 1024
+# to 8192 inputs.
 _TILE_COST, _NARROW_COST = 48, 64
+_LAST_TILES = {
+    "matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1, "stored": 1, "exchanged": 1.5,
+}  # fmt: skip
 _LAST_BYTES = {"matmul_reduce_scatter": 6144, "matmul_allreduce": 12288, "matmul_allgather": 8192}
-_LAST_TILES = {"stored": 1, "exchanged": 1.5}
 
 
 class Types(NamedTuple):
@@ -136,21 +138,23 @@ def gives_sums(form: str, parts: str, d: np.dtype) -> bool:
     return form == "matmul_allreduce" and parts == "stored" and not is_float8(d)
 
 
-def tiling(form: str, ranks: int, rows: int, cols: int, line: int, parts: str, blocks: int) -> Tiling:
+def tiling(
+    form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int, *, line: int | None = None
+) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
         ranks: their number.
         rows, cols: of the largest share of a rank; if parts are exchanged, of everything.
-        line: bytes of a row of X on a rank.
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
+        line: bytes of a row of X on a rank, if it has 8-bit floats.
     """
     exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
-    last = _LAST_TILES[parts] if at_once else _LAST_BYTES[form] / line
+    last = _LAST_TILES.get(parts, _LAST_BYTES[form] / line if line else _LAST_TILES[form])
 
     def share(width: int, cluster: int) -> tuple[int, int]:
         return -(-rows // (TILE_ROWS * cluster)) * cluster, -(-cols // width)

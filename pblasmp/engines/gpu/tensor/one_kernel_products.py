@@ -117,7 +117,9 @@ class _OneKernelProduct(CopyProduct):
         tokens, outputs, _ = p.sizes
         self.parts = way_of_parts(form, size, tokens, outputs, line, blocks)
         self._cut()
-        self.tiles: Tiling = tiling(form, size, *self._share(), line, self.parts, blocks)
+        self.tiles: Tiling = tiling(
+            form, size, *self._share(), self.parts, blocks, line=line if is_float8(p.dtype) else None
+        )
         types = Types(p.dtype, p.w_dtype, self.travels, p.out_dtype)
         self.kernel = OneKernel(form, types, size, self.tiles)
         tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
