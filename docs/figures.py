@@ -646,11 +646,16 @@ def one_kernel() -> str:
     return "\n".join(f"{run.gpus} GPUs:\n\n{_one_kernel(run)}" for run in found)
 
 
+def one_kernel_in_8_bits() -> str:
+    """Return the table of 8-bit operands in docs/internals/one-kernel.md."""
+    return _one_kernel(results.runs()["one_kernel-float8_e4m3fn-2-gpus"])
+
+
 def _one_kernel(run: Run) -> str:
     def micro(seconds: float | None) -> str:
         return "" if seconds is None else digits(seconds * 1e6)
 
-    rows = []
+    rows, errors = [], any("errors" in row for row in run.rows)
     for row in run.rows:
         case, fused = row["case"], middle(row, "one_kernel")
         names = [name for name in row["seconds"] if name not in ("one_kernel", SEPARATE, "the GEMM alone")]
@@ -661,17 +666,13 @@ def _one_kernel(run: Run) -> str:
             FORMS[case["form"]], f"{case['tokens']}, {case['outputs']}, {case['inputs']}",
             micro(middle(row, "the GEMM alone")), micro(separate), f"{micro(others[best])} `{best}`", micro(fused),
             "" if fused is None else f"{min(filter(None, (separate, others[best]))) / fused:.2f}",
+            *(f"{row['errors'][name]:.1e}" if name in row["errors"] else "" for name in (best, "one_kernel") if errors),
         ])  # fmt: skip
     head = [
-        "",
-        "tokens, outputs, inputs",
-        "GEMM",
-        SEPARATE,
-        "others",
-        "one kernel",
-        "speedup over the best",
-    ]
-    return table(head, rows, 5) + f"\n{source(run)}\n"
+        "", "tokens, outputs, inputs", "GEMM", SEPARATE, "others", "one kernel", "speedup over the best",
+        *(["error of others", "of one kernel"] if errors else []),
+    ]  # fmt: skip
+    return table(head, rows, len(head) - 2) + f"\n{source(run)}\n"
 
 
 _MACHINES = (
@@ -694,7 +695,8 @@ def algorithms_by_machine() -> str:
             )
             taken = {form: [_taken(form, order, gpu, dtype) for order in _ORDERS] for form in FORMS}
             refusal = next((why for each in taken.values() for _, why in each if why), "")
-            measured = "measured" if size in MEASURED else "as fewer GPUs, not measured"
+            known = size in MEASURED[(DTYPES | FLOAT8)[dtype].itemsize]
+            measured = "measured" if known else "not measured: as fewer GPUs, or as in 16 bits"
             cells = [_runs([name for name, _ in each]) for each in taken.values()]
             rows.append([machine, *cells, f"`one_kernel`: {refusal}" if refusal else measured])
         found.append(table([dtype, *FORMS.values(), "because"], rows, 0))

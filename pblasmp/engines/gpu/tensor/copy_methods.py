@@ -161,16 +161,17 @@ _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, mos
 _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
-MEASURED = 2, 4
-"""On how many GPUs the rules were measured."""
+MEASURED = {2: (2, 4), 1: (2,)}
+"""On how many GPUs the rules were measured, by the bytes of an entry of X."""
 _ONE_KERNEL = {
-    2: {"matmul_reduce_scatter": 2e12, "matmul_allreduce": 1e12, "matmul_allgather": 1e12},
-    4: {"matmul_reduce_scatter": 8e12, "matmul_allreduce": 8e12, "matmul_allgather": 2.4e12},
+    2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
+    4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
-"""Operations of all ranks, times the bytes of an entry of X, up to which one kernel is the fastest.
+_IN_8_BITS = 1e12
+"""Operations of all ranks up to which one kernel is the fastest, in 8 bits the latter at least.
 
-Measured on two H100 and H200, in 16 bits also on four H200. Of three ranks as of two, of more than four as of four: not
-measured, the limits grow with the ranks.
+Measured on two H100 and H200 and on four H200, in 8 bits on two H200. Of three ranks as of two, of more than four as of
+four: not measured, the limits grow with the ranks.
 """
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
@@ -182,7 +183,9 @@ def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
     """
     if name == "one_kernel":
         most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
-        return _FASTEST if p.flops * p.dtype.itemsize < most else 0.8
+        if is_float8(p.dtype):
+            most = max(most, _IN_8_BITS)
+        return _FASTEST if p.flops < most else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
     if name == _best(p, multiprocessors):
