@@ -196,7 +196,7 @@ def test_bench(ctx):
     from pblasmp.layout.schemes import FORMS
 
     shapes = ((256, 128, 512), (1024, 512, 1024))
-    result = _work(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp", None), Reporter())
+    result = _work(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp"), Reporter())
     assert (result["separate"], result["dtype"]) == ("NCCL + cuBLAS", "bfloat16")
     for name, rows in result["sections"].items():
         for row in rows:

@@ -36,6 +36,7 @@ class EagerGpu:
     """
 
     rank, size, why_no_windows, multiprocessors, capability, shared_gpus = 0, 1, "", 2, 89, False
+    domains, alone = ((0,),), False
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}

@@ -90,10 +90,18 @@ class Peers:
         size: ranks.
         skip: the synchronization to leave out: ``(rank, number)``, counted as they are queued.
         multiprocessors: of each, which decide how many pieces a product is cut into.
+        domains: the ranks that reach each other's memory; by default all.
     """
 
-    def __init__(self, size: int, skip: tuple[int, int] | None = None, multiprocessors: int = 2) -> None:
+    def __init__(
+        self,
+        size: int,
+        skip: tuple[int, int] | None = None,
+        multiprocessors: int = 2,
+        domains: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.size, self.skip = size, skip
+        self.domains = list(domains) or [tuple(range(size))]
         self.freed: list[tuple[int, int]] = []
         self.memory = np.zeros((size, ROOM), np.uint8)
         self.used = [64] * size
@@ -256,12 +264,16 @@ class FakePeer:
     why_no_windows: str = ""
     capability: int = 90
     shared_gpus: bool = False
+    alone: bool = False
     synchronizations: int = 0
     names: list[str] = field(default_factory=list)
     generation: int = 0
 
     def __post_init__(self) -> None:
-        self.size = self.peers.size
+        self.size, self.domains = self.peers.size, self.peers.domains
+        self._near = next(ranks for ranks in self.domains if self.rank in ranks)
+        place = self._near.index(self.rank)
+        self._rail = sorted(ranks[place] for ranks in self.domains if place < len(ranks))
         self._symmetric: dict[str, list[int]] = {}
         self._scratch: dict[str, tuple[int, int]] = {}
         self._awaited = 0
@@ -285,6 +297,7 @@ class FakePeer:
                 self.peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
 
     def symmetric(self, name: str, rank: int) -> int:
+        assert rank in self._near, f"rank {self.rank} does not reach rank {rank}"
         return self.peers.meetings["reserve " + name, 0][rank][0]
 
     def symmetric_bytes(self, name: str) -> int:
@@ -319,18 +332,20 @@ class FakePeer:
     def begin(self, *names: str) -> None:
         self._awaited += 1
         epoch = self._awaited
-        arrivals = [self.peers.arrivals.setdefault((rank, "end"), []) for rank in range(self.size)]
-        self._queue(
-            "await all", "main", lambda clock: [join(clock, came[epoch - 1]) for came in arrivals],
-            ready=lambda: all(len(came) >= epoch for came in arrivals), synchronizes=True,
-        )  # fmt: skip
+        arrivals = [self.peers.arrivals.setdefault((rank, "end"), []) for rank in self._near]
+        if len(self._near) > 1:
+            self._queue(
+                "await all", "main", lambda clock: [join(clock, came[epoch - 1]) for came in arrivals],
+                ready=lambda: all(len(came) >= epoch for came in arrivals), synchronizes=True,
+            )  # fmt: skip
         for name in names:
             self._follow(name, "main", synchronizes=False)  # what a graph needs
 
     def end(self, *names: str) -> None:
         for name in names:
             self.follow("main", name)
-        self._arrive("end")
+        if len(self._near) > 1:
+            self._arrive("end")
 
     def _arrive(self, kind: str) -> None:
         came = self.peers.arrivals.setdefault((self.rank, kind), [])
@@ -578,61 +593,71 @@ class FakePeer:
     # -- NCCL: every rank's matrices are there when the last one comes
 
     def _collective(
-        self, name: str, mine: Any, reads: Any, writes: Any, do: Callable[[list[Any]], None]
+        self, name: str, mine: Any, reads: Any, writes: Any, do: Callable[[list[Any]], None], across: bool
     ) -> None:
+        ranks, stream = (self._rail, "net") if across else (list(range(self.size)), "main")
+        name += " across" if across else ""
         number = sum(op.name == name for op in self.peers.program[self.rank])
         everyone = self.peers.meetings[name, number]
         everyone[self.rank] = mine
-        self._arrive(name)
-        came = self.peers.arrivals
-        ready = lambda: all(len(came.get((r, name), ())) > number for r in range(self.size))  # noqa: E731
+        came, done = self.peers.arrivals, name + " done"
+        here = came.setdefault((self.rank, name), [])
+        self._queue("arrive", stream, lambda clock: here.append(clock.copy()))
+        ready = lambda: all(len(came.get((r, name), ())) > number for r in ranks)  # noqa: E731
 
         def all_together(clock: np.ndarray) -> None:
-            for rank in range(self.size):
+            for rank in ranks:
                 join(clock, came[rank, name][number])
-            do([everyone[rank] for rank in range(self.size)])
-            came.setdefault((self.rank, name + " done"), []).append(clock.copy())
+            do([everyone[rank] for rank in ranks])
+            came.setdefault((self.rank, done), []).append(clock.copy())
 
-        self._queue(name, "main", all_together, reads, writes, ready=ready)
-        done = name + " done"
+        self._queue(name, stream, all_together, reads, writes, ready=ready)
         self._queue(  # nobody's buffer is free before all have read it
-            done, "main", lambda clock: [join(clock, came[r, done][number]) for r in range(self.size)],
-            ready=lambda: all(len(came.get((r, done), ())) > number for r in range(self.size)),
+            done, stream, lambda clock: [join(clock, came[r, done][number]) for r in ranks],
+            ready=lambda: all(len(came.get((r, done), ())) > number for r in ranks),
         )  # fmt: skip
 
-    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
-        start = sum(rows[: self.rank])
+    def _index(self, across: bool) -> int:
+        return self._rail.index(self.rank) if across else self.rank
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int], *, across: bool = False) -> None:
+        own = self._index(across)
+        start = sum(rows[:own])
 
         def do(everyone: list[View]) -> None:
-            parts = [self.peers.of(part.lines(start, start + rows[self.rank])) for part in everyone]
+            parts = [self.peers.of(part.lines(start, start + rows[own])) for part in everyone]
             self.peers.of(to)[...] = sum(part.astype(accumulation_dtype(of.dtype)) for part in parts)
 
         assert of.contiguous
         assert to.contiguous
-        self._collective("reduce scatter", of, [of], [to], do)
+        self._collective("reduce scatter", of, [of], [to], do, across)
 
-    def all_reduce(self, matrix: View) -> None:
-        at = self.scratch("nccl", matrix.nbytes)
+    def all_reduce(self, matrix: View, *, across: bool = False) -> None:
+        at = self.scratch(f"nccl {matrix.address}", matrix.nbytes)
         shadow = View(at, matrix.rows, matrix.cols, matrix.cols, matrix.dtype)
 
         def do(everyone: list[View]) -> None:
             parts = [self.peers.of(part).astype(accumulation_dtype(matrix.dtype)) for part in everyone]
             self.peers.of(matrix)[...] = sum(parts)
 
-        self.push("main", shadow, matrix)
+        self.push("net" if across else "main", shadow, matrix)
         assert matrix.contiguous
-        self._collective("all reduce", shadow, [shadow], [matrix], do)
+        self._collective("all reduce", shadow, [shadow], [matrix], do, across)
 
-    def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
-        byte = np.dtype(np.uint8)
-        all_of_it = View(to, 1, sum(nbytes), sum(nbytes), byte)
-        assert of.nbytes == nbytes[self.rank]
+    def all_gather(self, of: View, to: int, nbytes: Sequence[int], *, across: bool = False) -> None:
+        byte, own, ends = np.dtype(np.uint8), self._index(across), [0, *itertools.accumulate(nbytes)]
+        parts = [View.of_bytes(to + start, n) for start, n in zip(ends, nbytes, strict=False)]
+        assert of.nbytes == nbytes[own]
+        in_place = parts[own].address == of.address
+        written = [part for i, part in enumerate(parts) if not (in_place and i == own)]
 
         def do(everyone: list[View]) -> None:
-            found = [np.ascontiguousarray(self.peers.of(part)).view(byte).reshape(-1) for part in everyone]
-            self.peers.of(all_of_it)[...] = np.concatenate(found)
+            for i, (part, source) in enumerate(zip(parts, everyone, strict=True)):
+                if not (in_place and i == own):
+                    found = np.ascontiguousarray(self.peers.of(source)).view(byte)
+                    self.peers.of(part)[...] = found.reshape(1, -1)
 
-        self._collective("all gather", of, [of], [all_of_it], do)
+        self._collective("all gather", of, [of], written, do, across)
 
 
 class Cublas:

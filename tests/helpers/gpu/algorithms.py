@@ -185,7 +185,7 @@ def every_float8(
         if algo in PRODUCTS[scheme]:
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")
-            fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-8)
+            fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-7)  # sums by NCCL are rounded
             yield f"{algo} {scheme} {order} {types}", fault or ""
 
 

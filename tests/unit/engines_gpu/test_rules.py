@@ -150,3 +150,13 @@ def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, fastest
     for each, expected in ((p, fastest), (in_8_bits, fastest or p.flops < 1e12)):
         costs = {name: copy_methods.cost_by_rule(name, each, H200) for name in PRODUCTS[form]}
         assert (min(costs, key=costs.__getitem__) == "one_kernel") is expected
+
+
+def test_between_nodes_nccl_is_taken():
+    whole = (8192,) * 4
+    p = ParallelProblem(
+        "matmul_allreduce", tokens=whole, inputs=(2048,) * 4, outputs=whole, rows=whole,
+        dtype=HALF, w_dtype=HALF, out_dtype=HALF,
+    )  # fmt: skip
+    costs = {name: copy_methods.cost_by_rule(name, p, H200, domains=2) for name in ("nccl", "push")}
+    assert costs["nccl"] < costs["push"] < 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.lt import Fused
 from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.tensor import pushed
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
@@ -93,11 +95,11 @@ class Case:
     def why_not(self, name: str) -> str:
         return PRODUCTS[self.form][name].why_not(self.peers.gpus[0], self.p, self.options)
 
-    def run(self, *names: str, seed: int | None = 0) -> list[int]:
+    def run(self, *names: str, seed: int | None = 0, of: int = 1) -> list[int]:
         """Queue products one behind another on every rank, run them, and check the last one.
 
         Returns:
-            How many signals rank 1 had queued after each product.
+            How many signals rank ``of`` had queued after each product.
         """
         outs, signals = [], []
         gpus = self.peers.gpus
@@ -108,7 +110,7 @@ class Case:
             for algorithms in chosen:
                 queue(algorithms[rank], **arrays, activation=self.activation)
                 gpu.use(*(a for a in arrays.values() if a is not None))
-                signals += [gpu.synchronizations] if rank == 1 else []
+                signals += [gpu.synchronizations] if rank == of else []
         self.peers.run(seed)
         for rank, (out, gathered) in enumerate(outs):
             if gathered is not None:
@@ -142,6 +144,30 @@ def test_products_are_right(form, name, size, uneven):
         assert product.why_not(name) == f"it is for 2 GPUs, not {size}"
     else:
         product.run(name, name)
+
+
+DOMAINS = {
+    "hosts of one GPU": [(0,), (1,)],
+    "more of them": [(rank,) for rank in range(5)],
+    "pairs": [(0, 1), (2, 3)],
+    "interleaved pairs": [(0, 2), (1, 3)],
+    "triples, not in order": [(0, 4, 2), (1, 3, 5)],
+}
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+@pytest.mark.parametrize("domains", DOMAINS.values(), ids=DOMAINS)
+@pytest.mark.parametrize("tokens", [13, 300])  # in one piece, in several
+def test_push_between_domains(monkeypatch, form, domains, tokens):
+    """In any order that signals and messages allow, strictly in the order of queueing, with ranks that have nothing."""
+    monkeypatch.setattr(pushed, "_WORTH", 1e3)
+    extents = {"tokens": tokens, "outputs": 11, "inputs": 12}
+    for seed, uneven in ((1, False), (None, True)):
+        peers = Peers(sum(map(len, domains)), domains=domains, multiprocessors=1)
+        how = {"bias": True, "activation": "relu", "gathered": form == "allgather_matmul"} if uneven else {}
+        case(peers, form, extents=extents, uneven=uneven, dtype="float16", **how).run(
+            *3 * ["push"], seed=seed
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
@@ -233,22 +259,53 @@ def test_no_signal_can_be_left_out(form, name):
     other = {"matmul_reduce_scatter": "pull", "matmul_allreduce": "one_shot"}.get(form, name)
     pieces_of = {"matmul_allreduce": 400, "matmul_allgather": 400} if name in {"push", *PAIRS} else {}
     tokens = pieces_of.get(form, 13)
-    extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
     size = 3 if tokens == 13 else 2  # several pieces have many signals
+    assert [
+        name for name, missed in _signals(form, tokens, 1, size, (other, name, other)) if not missed
+    ] == []
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_no_signal_between_domains_can_be_left_out(monkeypatch, form):
+    """With a peer in the domain, or alone there, each kind is missed at least once."""
+    monkeypatch.setattr(pushed, "_WORTH", 300)  # two pieces
+    kinds: dict[str, bool] = {}
+    for domains in ([(0, 1), (2, 3)], [(0,), (1,)]):
+        for name, missed in _signals(form, 140, 0, 2 * len(domains[0]), 3 * ("push",), domains):
+            kind = name.rstrip(" 0123456789")
+            kinds[kind] = kinds.get(kind, False) or missed
+    if (
+        form == "matmul_allreduce"
+    ):  # each rank needs the sums of all others, which they send when they have read theirs
+        assert not kinds.pop("await all")
+    assert all(kinds.values()), kinds
+
+
+def _signals(
+    form: str,
+    tokens: int,
+    rank: int,
+    size: int,
+    names: Sequence[str],
+    domains: Sequence[tuple[int, ...]] = (),
+) -> Iterator[tuple[str, bool]]:
+    """Yield each signal of a rank's second product, and whether the result is found wrong without it."""
+    extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
 
     def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
-        peers = Peers(size, skip, multiprocessors=1)
-        return case(peers, form, extents=extents).run(other, name, other, seed=3), peers.gpus[1].names
+        peers = Peers(size, skip, multiprocessors=1, domains=domains)
+        return case(peers, form, extents=extents).run(*names, seed=3, of=rank), peers.gpus[rank].names
 
     def is_missed(number: int) -> bool:
         try:
-            signals((1, number))
+            signals((rank, number))
         except AssertionError:
             return True
         return False
 
-    (start, stop, _), names = signals(None)
-    assert [names[number] for number in range(start, stop) if not is_missed(number)] == []
+    (start, stop, _), found = signals(None)
+    for number in range(start, stop):
+        yield found[number], is_missed(number)
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
@@ -273,15 +330,15 @@ def test_every_algorithm_is_under_its_name():
         assert all((a.form, a.name) == (form, name) for name, a in algorithms.items())
 
 
-def test_without_windows_nccl_is_left():
+def test_without_windows_messages_are_left():
     peers = Peers(2)
     for gpu in peers.gpus:
         gpu.why_no_windows = "one of them is far away"
     for form, name in NAMES:
         why = case(peers, form).why_not(name)
-        assert why == ("" if name == "nccl" else "one of them is far away")
-    with pytest.raises(UnsupportedError, match="'push' of matmul_allreduce: one of them is far away"):
-        case(peers, "matmul_allreduce").product(peers.gpus[0], "push")
+        assert why == ("" if name in ("nccl", "push") else "one of them is far away")
+    with pytest.raises(UnsupportedError, match="'two_shot' of matmul_allreduce: one of them is far away"):
+        case(peers, "matmul_allreduce").product(peers.gpus[0], "two_shot")
 
 
 def test_what_8_bit_products_cannot_be():

@@ -558,6 +558,12 @@ def two_domains(comm: Any, path: str) -> Any:
             yield "boxes", None if len(transport.inbox._free) == boxes else "one is not given back"
             sent = {peer for _, peer, _ in lib.gpu.did("send")}
             yield "messages", None if sent and not sent & mine else f"NCCL sent to {sent}"
+            x = ctx.engine.xp.zeros((96, 24), "float32")
+            with pb.plan(pb.matmul_allreduce, x, x, ctx, algo="push") as plan:
+                plan()
+                said = str(plan.report())
+            alike = "unlike numbers of GPUs" not in said
+            yield "push in two levels", None if alike == (comm.size == 4) else said
 
 
 @starts_ranks

@@ -12,7 +12,7 @@ product, and between its GEMMs and its sums.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -124,21 +124,23 @@ class Windows:
     Args:
         runtime: this rank's GPU.
         communicator: nccl4py's, of the members.
-        members: the ranks of this rank's domain, in the communicator's order.
+        domains: the ranks of each, in the communicators' order. Buffers are as large in all of them.
         kernels: for the barriers.
-        largest: how many ranks the largest domain has: buffers are as large in all of them.
 
     Attributes:
-        members: as above.
+        domains: as above.
+        members: the ranks of this rank's domain.
     """
 
     def __init__(
-        self, runtime: GpuRuntime, communicator: Any, members: tuple[int, ...], kernels: Kernels, largest: int
+        self, runtime: GpuRuntime, communicator: Any, domains: Sequence[tuple[int, ...]], kernels: Kernels
     ) -> None:
         import nccl.core
         from cuda.bindings import driver
 
-        self.rank, self.size, self.members = runtime.rank, len(members), members
+        self.domains = domains
+        self.members = members = next(ranks for ranks in domains if runtime.rank in ranks)
+        self.rank, self.size, largest = runtime.rank, len(members), max(map(len, domains))
         self._index = {rank: i for i, rank in enumerate(members)}
         self._runtime, self._communicator, self._kernels = runtime, communicator, kernels
         self._core, self._driver = nccl.core, driver
@@ -397,7 +399,7 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
         else:
             communicator = nccl.all if len(domains) == 1 else nccl.split(which)
             try:
-                return Windows(runtime, communicator, domains[which], kernels, largest)
+                return Windows(runtime, communicator, domains, kernels)
             except UnsupportedError as error:
                 over = "all ranks" if len(domains) == 1 else "the ranks of each node"
                 why.append(f"NCCL has no window over {over}: {error}")

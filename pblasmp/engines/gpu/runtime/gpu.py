@@ -21,10 +21,11 @@ from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, open_windows
 from .arena import BY_ADDRESS
 from .gpu_runtime import GpuRuntime
+from .health import nccl_handle
 from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
 
 _AMAX_BYTES = 4  # one float32
-_URGENT = -5  # priority of the streams of sums, and of panels that other ranks wait for: the highest
+_URGENT = -5  # priority of the streams of sums, messages, and panels that other ranks wait for: the highest
 
 
 class Gpu:
@@ -39,6 +40,7 @@ class Gpu:
         kernels: CUDA kernels.
         windows: symmetric memory of the ranks of this one's NVLink domain; None if there is none.
         why_no_windows: why there is no symmetric memory of all ranks, "" if there is.
+        domains: the ranks that reach each other's memory, every rank in one.
         arena, multiprocessors, capability, shared_gpus, agreement: as of ``GpuRuntime``.
     """
 
@@ -62,6 +64,9 @@ class Gpu:
             found = open_windows(runtime, nccl, self.kernels)
             self.windows: Windows | None = None if isinstance(found, str) else found
             self.why_no_windows = found if isinstance(found, str) else ""
+            alone = [(rank,) for rank in range(self.size)]
+            self.domains = alone if self.windows is None else self.windows.domains
+            self._rail = self._made_rail(nccl)
             if self.windows is not None:
                 self._closing.callback(self.windows.close)
                 raisers, raise_own = runtime.health.raisers, self.windows.raise_own
@@ -78,7 +83,20 @@ class Gpu:
             self._closing.callback(queues.remove, mine)
             self._closing = self._closing.pop_all()
 
+    def _made_rail(self, nccl: Nccl) -> Any:
+        """Return NCCL's communicator of the ranks with this one's place in their domains, if these are alike."""
+        sizes = {len(ranks) for ranks in self.domains}
+        if sizes == {1} or len(sizes) > 1 or len(self.domains) == 1:
+            return nccl.handle
+        members = next(ranks for ranks in self.domains if self.rank in ranks)
+        return nccl_handle(nccl.split(members.index(self.rank)))
+
     # -- memory
+
+    @property
+    def alone(self) -> bool:
+        """Whether this GPU has no symmetric memory: what only this rank reads and writes of it is scratch memory."""
+        return self.windows is None
 
     def reserve(self, name: str, nbytes: int) -> None:
         """Make the symmetric buffer ``name`` at least that large, the same size on every rank. Collective."""
@@ -90,7 +108,8 @@ class Gpu:
 
         Whatever is done with a buffer, its own rank asks for it, too, and keeps it if a user's graph records that.
         """
-        assert self.windows is not None
+        if self.windows is None:
+            return self.scratch(name, 0)
         buffer = self.windows.buffer(name)
         if rank == self.rank and self.arena.captured:
             buffer.captured = True
@@ -124,7 +143,7 @@ class Gpu:
     def begin(self, *names: str) -> None:
         """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
         self.use_current_stream()
-        if self.windows is not None:
+        if self.windows is not None and self.windows.size > 1:
             self.windows.await_all(self._streams["main"])
         for name in names:
             self.follow(name, "main")
@@ -133,7 +152,7 @@ class Gpu:
         """Join the streams of these names to the main one, and end the product. Local."""
         for name in names:
             self.follow("main", name)
-        if self.windows is not None:
+        if self.windows is not None and self.windows.size > 1:
             self.windows.arrive(self._streams["main"])
 
     def meet(self) -> None:
@@ -183,7 +202,7 @@ class Gpu:
         """Return CuPy's stream of that name, made the first time. Local."""
         stream = self._streams.get(name)
         if stream is None:
-            priority = _URGENT if name.startswith(("sum", "ahead")) else 0
+            priority = _URGENT if name.startswith(("sum", "ahead", "net")) else 0
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
             self._streams[name] = stream
         return stream
@@ -295,38 +314,45 @@ class Gpu:
 
     # -- NCCL's collectives, on contiguous matrices; the main stream
 
-    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
-        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
-        count = _words(of.dtype) * of.cols
-        main, comm, kind = self.stream("main").ptr, self._comm, NCCL_TYPES[of.dtype.name]
+    def _collective(self, across: bool) -> tuple[Any, int]:
+        """Return the communicator and the stream of a collective: of all ranks, or of this one's rail. Local."""
+        return (self._rail, self.stream("net").ptr) if across else (self._comm, self.stream("main").ptr)
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int], *, across: bool = False) -> None:
+        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run.
+
+        With ``across``, here and below, on the stream "net", of the ranks with this one's place in their domains.
+        """
+        count, kind = _words(of.dtype) * of.cols, NCCL_TYPES[of.dtype.name]
+        comm, at = self._collective(across)
         if len(set(rows)) == 1:
-            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, NCCL_SUM, comm, main)
+            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, NCCL_SUM, comm, at)
             return
         self._nccl.group_start()
         start = 0
         for rank, n in enumerate(rows):
             part = of.lines(start, start + n)
-            self._nccl.reduce(part.address, to.address, n * count, kind, NCCL_SUM, rank, comm, main)
+            self._nccl.reduce(part.address, to.address, n * count, kind, NCCL_SUM, rank, comm, at)
             start += n
         self._nccl.group_end()
 
-    def all_reduce(self, matrix: View) -> None:
+    def all_reduce(self, matrix: View, *, across: bool = False) -> None:
         """Add the ranks' matrices, in place. Local to queue, collective to run."""
-        count = matrix.rows * matrix.cols * _words(matrix.dtype)
-        kind, main = NCCL_TYPES[matrix.dtype.name], self.stream("main").ptr
-        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, NCCL_SUM, self._comm, main)
+        count, kind = matrix.rows * matrix.cols * _words(matrix.dtype), NCCL_TYPES[matrix.dtype.name]
+        comm, at = self._collective(across)
+        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, NCCL_SUM, comm, at)
 
-    def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
+    def all_gather(self, of: View, to: int, nbytes: Sequence[int], *, across: bool = False) -> None:
         """Gather every rank's ``of`` end to end at ``to``. Local to queue, collective to run."""
-        main, comm, kind = self.stream("main").ptr, self._comm, 1
+        (comm, at), kind = self._collective(across), 1
         if len(set(nbytes)) == 1:
-            self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
+            self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, at)
             return
+        in_place = to <= of.address <= to + sum(nbytes)
         self._nccl.group_start()
-        start = 0
         for rank, n in enumerate(nbytes):
-            self._nccl.broadcast(of.address, to + start, n, kind, rank, comm, main)
-            start += n
+            self._nccl.broadcast(to if in_place else of.address, to, n, kind, rank, comm, at)
+            to += n
         self._nccl.group_end()
 
     def close(self) -> None:

@@ -9,10 +9,6 @@ from .copies import (
     NcclReduceScatter,
     OneShotAllReduce,
     PulledReduceScatter,
-    PushedAllReduce,
-    PushedGather,
-    PushedGatheredOutput,
-    PushedReduceScatter,
     RingAllReduce,
     TwoShotAllReduce,
 )
@@ -21,6 +17,7 @@ from .one_kernel_products import (
     OneKernelGatheredOutput,
     OneKernelReduceScatter,
 )
+from .pushed import PushedAllReduce, PushedGather, PushedGatheredOutput, PushedReduceScatter
 
 __all__ = ["PRODUCTS"]
 

@@ -104,10 +104,11 @@ class CopyProduct(TensorProduct[Views]):
                 self._reserve(name, memory.nbytes)
             if is_float8(p.out_dtype):
                 self._reserve("amax", _AMAX.itemsize)
-        self._sizes = buffers = self._buffers()
-        if not alone:
-            for name, nbytes in buffers.items():
-                gpu.reserve(name, nbytes)
+            self._sizes = buffers = self._buffers()
+            for name, nbytes in buffers.items() if gpu.alone else ():
+                gpu.scratch(name, nbytes)
+        for name, nbytes in buffers.items() if not (alone or gpu.alone) else ():
+            gpu.reserve(name, nbytes)
         self.workspace = Workspace(self._nbytes + sum(buffers.values()), 0)
         self.sent_bytes = self._sent()
 
@@ -127,7 +128,8 @@ class CopyProduct(TensorProduct[Views]):
     @property
     def covered(self) -> bool:
         """Whether all symmetric memory that it needs is there, on every rank then."""
-        return all(self.gpu.symmetric_bytes(name) >= nbytes for name, nbytes in self._sizes.items())
+        sizes, gpu = self._sizes, self.gpu
+        return gpu.alone or all(gpu.symmetric_bytes(name) >= nbytes for name, nbytes in sizes.items())
 
     @property
     def queues(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AllGather + GEMM on GPUs: every rank has some of the tokens, and gets its outputs for all tokens."""
+"""Tensor-parallel products by NCCL's collectives, in symmetric memory that peers read, and in turn on two GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
 from ...tensor.algorithms import PulledSum
-from ...tensor.tensor_product import EVEN, HALVES, SMALL_LAST, Memory, offsets, pieces, shares
+from ...tensor.tensor_product import HALVES, Memory, offsets, pieces
 from ..kernels.views import View
 from ..peers.windows import PIECES
 from ..types import carried
@@ -40,43 +40,6 @@ class NcclGather(NcclProduct):
         self.whole(operands, gathered, operands.c, operands.d)
 
 
-class PushedGather(CopyProduct):
-    """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
-
-    If the caller wants all of X, kernels copy it there when no product runs.
-    """
-
-    form = "allgather_matmul"
-    name = "push"
-    streams = ("copy",)
-
-    def _prepare(self) -> None:
-        self.rows = self.p.slices("tokens")
-        everything = sum(self.p.tokens), self.p.inputs[0]
-        self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
-
-    def _multiply(self, operands: Views) -> None:
-        gpu, rows, everyones = self.gpu, self.rows, self.everyones("gathered")
-        mine, gathered = rows[self.rank], everyones[self.rank]
-        # first the peer that needs this shard first
-        for peer in reversed(self.peers) if operands.a.rows else ():
-            gpu.push("copy", everyones[peer][mine], operands.a)
-            gpu.raise_flag("copy", peer, PIECES.at(0))
-        self._shard(operands, mine, operands.a)
-        for peer in self.peers:
-            if self.p.tokens[peer]:
-                gpu.await_flags("main", [(peer, PIECES.at(0))])
-                self._shard(operands, rows[peer], gathered[rows[peer]])
-        if operands.gathered:
-            for others in (slice(0, mine.start), slice(mine.stop, None)):
-                self.copy(operands.gathered[others], gathered[others])
-            self.copy(operands.gathered[mine], operands.a)
-
-    def _shard(self, operands: Views, rows: slice, x: View) -> None:
-        """Queue the product of a rank's tokens."""
-        self.whole(operands, x, operands.c[rows] if operands.c else None, operands.d[rows])
-
-
 class NcclReduceScatter(NcclSum):
     """One product, then NCCL's ReduceScatter (its Reduce to each rank if their tokens differ)."""
 
@@ -88,46 +51,6 @@ class PulledReduceScatter(PulledSum[Views], CopyProduct):
 
     form = "matmul_reduce_scatter"
     name = "pull"
-
-
-class PushedReduceScatter(CopyProduct):
-    """A product for each rank's tokens, peers' first, pushed by copy engines while the next one is computed.
-
-    Parts end in a slot for each source.
-    """
-
-    form = "matmul_reduce_scatter"
-    name = "push"
-    streams = ("copy",)
-
-    def _prepare(self) -> None:
-        p = self.p
-        self.rows = p.slices("rows")
-        self.shared["parts"] = Memory(self.travels, [(self.size * max(p.rows), p.outputs[0])] * self.size)
-        self.own["partial"] = Memory(self.travels, [(sum(p.rows), p.outputs[0])])
-
-    def slot(self, owner: int, source: int) -> View:
-        """Return where ``owner`` receives the part of ``source``."""
-        rows = self.p.rows[owner]
-        return self.at("parts", owner)[source * rows : (source + 1) * rows]
-
-    def _multiply(self, operands: Views) -> None:
-        gpu, partial = self.gpu, self.memory("partial")
-        for owner in self.peers:
-            lines = partial[self.rows[owner]]
-            if lines.rows:
-                self.part(operands, operands.a[self.rows[owner]], lines)
-                gpu.follow("copy", "main")
-                gpu.push("copy", self.slot(owner, self.rank), lines)
-                gpu.raise_flag("copy", owner, PIECES.at(0))
-        self.part(operands, operands.a[self.rows[self.rank]], self.slot(self.rank, self.rank))
-        if self.p.rows[self.rank]:
-            gpu.await_flags("main", [(source, PIECES.at(0)) for source in self.peers])
-            parts = [self.slot(self.rank, source) for source in range(self.size)]
-            self.add(operands, parts, [operands.d], operands.c)
-
-
-_PULL = 2  # most ranks that pull sums
 
 
 class NcclAllReduce(NcclSum):
@@ -157,100 +80,6 @@ class TwoShotAllReduce(PulledSum[Views], CopyProduct):
 
     form = "matmul_allreduce"
     name = "two_shot"
-
-
-class PushedAllReduce(CopyProduct):
-    """In pieces: copy engines push parts to the ranks that add them, and bring back the sums, during the next GEMMs.
-
-    Two ranks pull each other's sums straight into D. More ranks push sums into each other's memory, and copy them from
-    there: pulls and pushes at the same time between the same GPUs were slower. The additions have a stream of high
-    priority, and run when a piece's GEMM ends. GEMMs that leave them 8 to 32 multiprocessors were slower on H200.
-    """
-
-    form = "matmul_allreduce"
-    name = "push"
-
-    def _prepare(self) -> None:
-        rows, cols = everything = self.p.tokens[0], self.p.outputs[0]
-        self.pulls = self.size <= _PULL
-        self.streams = ("copy", "sum", "back", *(["pull"] if self.pulls else []))
-        weights = SMALL_LAST if self.pulls else EVEN
-        sizes = pieces(rows, cols, self.gpu.multiprocessors, weights)
-        self.starts = offsets(sizes)
-        self.split = [shares(size, self.size) for size in sizes]
-        # rows that the first rank adds: no other one adds more
-        self.most = sum(split[0] for split in self.split)
-        self.own["partial"] = Memory(self.travels, [everything])
-        self.shared["parts"] = Memory(self.travels, [(self.size * self.most, cols)] * self.size)
-        self.shared["sums"] = Memory(self.p.out_dtype, [everything] * self.size)
-
-    def slot(self, owner: int, source: int, piece: int) -> View:
-        """Return where ``owner`` receives the part of ``source``."""
-        start = source * self.most + sum(split[owner] for split in self.split[:piece])
-        return self.at("parts", owner)[start : start + self.split[piece][owner]]
-
-    def share(self, owner: int, piece: int) -> slice:
-        """Return the rows that ``owner`` adds of a piece."""
-        start = self.starts[piece] + sum(self.split[piece][:owner])
-        return slice(start, start + self.split[piece][owner])
-
-    def _multiply(self, operands: Views) -> None:
-        gpu, count, partial = self.gpu, len(self.split), self.memory("partial")
-        for piece in range(count):
-            lines = slice(*self.starts[piece : piece + 2])
-            self.part(operands, operands.a[lines], partial[lines])
-            gpu.follow("copy", "main")
-            for owner in self.peers:
-                if self.split[piece][owner]:
-                    gpu.push("copy", self.slot(owner, self.rank, piece), partial[self.share(owner, piece)])
-                    gpu.raise_flag("copy", owner, PIECES.at(piece))
-            self._add(operands, partial, piece)
-            if self.pulls:
-                self._pull(operands, piece)
-            elif piece:
-                self._take(operands, piece - 1)
-        if not self.pulls:
-            self._take(operands, count - 1)
-
-    def _add(self, operands: Views, partial: View, piece: int) -> None:
-        """Add this rank's rows of a piece once all parts have arrived; signal the peers, or send them the sums."""
-        gpu, rows = self.gpu, self.share(self.rank, piece)
-        if not self.split[piece][self.rank]:
-            return
-        gpu.follow("sum", "main")
-        for source in self.peers:
-            gpu.await_flag("sum", source, PIECES.at(piece))
-        parts = [
-            partial[rows] if source == self.rank else self.slot(self.rank, source, piece)
-            for source in range(self.size)
-        ]
-        sums = [matrix[rows] for matrix in self.everyones("sums")]
-        own = sums[self.rank]
-        c = operands.c[rows] if operands.c else None
-        gpu.add("sum", parts, [operands.d[rows], own], **self.finish(operands, c, operands.d))
-        gpu.follow("back", "sum")
-        for peer in self.peers:
-            if not self.pulls:
-                gpu.push("back", sums[peer], own)
-            gpu.raise_flag("back", peer, PIECES.at(len(self.split) + piece))
-
-    def _pull(self, operands: Views, piece: int) -> None:
-        """Copy the peers' sums of a piece from their memory to D."""
-        sums = self.everyones("sums")
-        for owner in self.peers:
-            rows = self.share(owner, piece)
-            if self.split[piece][owner]:
-                self.gpu.await_flag("pull", owner, PIECES.at(len(self.split) + piece))
-                self.gpu.push("pull", operands.d[rows], sums[owner][rows])
-
-    def _take(self, operands: Views, piece: int) -> None:
-        """Copy the peers' sums of a piece, which they pushed here, to D."""
-        sums = self.at("sums", self.rank)
-        for owner in self.peers:
-            rows = self.share(owner, piece)
-            if self.split[piece][owner]:
-                self.gpu.await_flag("sum", owner, PIECES.at(len(self.split) + piece))
-                self.gpu.copy("sum", operands.d[rows], sums[rows])
 
 
 class RingAllReduce(CopyProduct):
@@ -334,34 +163,3 @@ class NcclGatheredOutput(NcclProduct):
         for place, start, (rows, cols) in zip(columns, offsets(sizes), shapes, strict=False):
             at = gathered.address + start * gathered.dtype.itemsize
             self.copy(operands.d[:, place], View(at, rows, cols, cols, gathered.dtype))
-
-
-class PushedGatheredOutput(CopyProduct):
-    """In pieces of the tokens: copy engines carry each to its columns everywhere, during the GEMM of the next."""
-
-    form = "matmul_allgather"
-    name = "push"
-    streams = ("pull", "tell")
-
-    def _prepare(self) -> None:
-        p, tokens = self.p, self.p.tokens[0]
-        self.pieces = offsets(pieces(tokens, max(p.outputs), self.gpu.multiprocessors))
-        self.shared["parts"] = Memory(p.out_dtype, [(tokens, outputs) for outputs in p.outputs])
-
-    def _multiply(self, operands: Views) -> None:
-        gpu, columns, parts = self.gpu, self.p.slices("outputs"), self.everyones("parts")
-        mine, own = columns[self.rank], parts[self.rank]
-        for piece, (start, stop) in enumerate(pairwise(self.pieces)):
-            rows = slice(start, stop)
-            if own.cols:
-                self.whole(
-                    operands, operands.a[rows], operands.c[rows, mine] if operands.c else None, own[rows]
-                )
-                gpu.follow("tell", "main")
-                for peer in self.peers:
-                    gpu.raise_flag("tell", peer, PIECES.at(piece))
-            for peer in self.peers:
-                if self.p.outputs[peer]:
-                    gpu.await_flag("pull", peer, PIECES.at(piece))
-                    gpu.push("pull", operands.d[rows, columns[peer]], parts[peer][rows])
-        self.copy(operands.d[:, mine], own)

@@ -60,7 +60,8 @@ class CopyMethod(TensorMethod):
         return _why_not(self._kind, engine, problem, options, operands, alone=True)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        return cost_by_rule(self.name, problem, session_of(engine).runtime.multiprocessors)
+        gpu = session_of(engine).gpu
+        return cost_by_rule(self.name, problem, gpu.multiprocessors, len(gpu.domains))
 
     def make(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -176,7 +177,7 @@ four: not measured, the limits grow with the ranks.
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
-def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
+def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int, domains: int = 1) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
     "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
@@ -188,7 +189,7 @@ def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int) -> float:
         return _FASTEST if p.flops < most else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
-    if name == _best(p, multiprocessors):
+    if name == ("nccl" if domains > 1 else _best(p, multiprocessors)):
         return _BEST
     return 0.6 if name == "nccl" else 0.7
 
