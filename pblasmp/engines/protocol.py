@@ -251,6 +251,11 @@ class Transport(Protocol):
     nodes: tuple[tuple[int, ...], ...]
     why_not_shared: str
 
+    @property
+    def domains(self) -> Sequence[tuple[int, ...]]:
+        """The ranks between which messages are fast: of a node, or GPUs that reach each other's memory."""
+        return self.nodes
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
         """Start messages, which wait for what was computed so far. Ranks match messages in order. Local.
 

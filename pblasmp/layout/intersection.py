@@ -318,9 +318,11 @@ def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple
 
 def strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """Return a view of an array's memory from its first element on, in another shape. Local."""
-    return (
-        as_strided(array, shape, strides) if isinstance(array, np.ndarray) else array.strided(shape, strides)
-    )
+    if isinstance(array, np.ndarray):
+        return as_strided(array, shape, strides)
+    if hasattr(array, "strided"):
+        return array.strided(shape, strides)
+    return type(array)(shape, array.dtype, array.data, strides)  # CuPy's
 
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:

@@ -115,7 +115,7 @@ def shape_of(
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
         if operations.own_panels is None:
-            nodes = tuple(map(tuple, engine.transport.nodes))
+            nodes = tuple(map(tuple, engine.transport.domains))
             return _shape_on_nodes(d, width, nodes, routine, operations.factor_wait)
         kept = size > 1
         made = _shape_on_grid(operations, d, width, size) if kept and shared else None

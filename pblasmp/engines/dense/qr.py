@@ -272,15 +272,15 @@ class LeastSquaresJob:
         """
         if panels.whole_rows:
             return found
-        columns = np.zeros(panels.shape.cols)
+        xp, columns = self._operations.xp, np.zeros(panels.shape.cols)
         for k, each in found.items():
-            columns[slice(*panels.shape.bounds(k))] = each
+            columns[slice(*panels.shape.bounds(k))] = self._bench.on_host(xp.asarray(each))
         if add:
             self._comm.sum_into(columns)
         else:
             columns = np.array(largest_size(self._comm, *columns))
         real = panels.dtype.type(0).real.dtype
-        return {k: columns[slice(*panels.shape.bounds(k))].astype(real) for k in found}
+        return {k: xp.asarray(columns[slice(*panels.shape.bounds(k))].astype(real)) for k in found}
 
 
 def _squared(xp: Any, x: Array) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from ...layout.axis import Axis
 from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
-from ..protocol import Engine, Operations
+from ..protocol import Engine, Operations, Transfer
 from .factor_panels import OwnPanels
 from .reflector import Reflector
 
@@ -61,6 +61,9 @@ class SplitPanels(OwnPanels):
         ends = [0, *(min(shape.bounds(k)[1], shape.rows) for k in range(shape.panels)), shape.rows]
         self.starts = [self.upto(end) for end in ends]
         self._beside: tuple[int, Array] = (-1, None)  # what goes down with a panel, of later columns
+        self._expected: tuple[list[Array], Transfer | None] | None = (
+            None  # the next panel, which is under way
+        )
         self._ts: list[Array] = [None, None]  # of the panels in flight, where their diagonal blocks are
 
     def head(self, k: int) -> int:
@@ -101,7 +104,7 @@ class SplitPanels(OwnPanels):
         self.array[...] = 0
         cols = self._cols.globals(self._col)
         _, i, j = np.intersect1d(self.rows, cols, assume_unique=True, return_indices=True)
-        self.array[i, j] = 1
+        self.array[xp.asarray(i), xp.asarray(j)] = 1
 
     def _root(self, k: int) -> int:
         """Return the process row whose rank factors panel ``k`` of LU or QR."""
@@ -122,6 +125,10 @@ class SplitPanels(OwnPanels):
         for group in filter(None, groups):
             self.outbox.push()
             yield k, group
+
+    def failed(self, k: int) -> bool:
+        """Return whether panel ``k`` is known to have a fault: what is queued is read at the end. Local."""
+        return not self.engine.traits.queues and super().failed(k)
 
     def settle(self) -> None:
         """Wait until all is sent. Local."""
@@ -149,23 +156,43 @@ class SplitPanels(OwnPanels):
 
     def _spread(self, k: int, panel: Array) -> None:
         """Let this process row have its rows of panel ``k``, which are in a buffer of the column that has it."""
+        self.across.spread(self.shape.column(k), f"panel {k % 2}", self._traveling(k, panel))
+
+    def _traveling(self, k: int, panel: Array) -> list[Array]:
+        """Return what travels along this process row with its rows of panel ``k``."""
         arrays = [panel, *self.about(k)]
         if self.blocks is not None and self.row == self.head(k):
             if not self.has(k):
                 self._new_t(k)
             arrays.append(self._ts[k % 2])
-        self.across.spread(self.shape.column(k), f"panel {k % 2}", arrays)
+        return arrays
+
+    def _expect(self, k: int) -> None:
+        """Begin to receive panel ``k``, if another process column factors it, before updates are queued. Local."""
+        if self.engine.traits.queues and k < self.shape.steps and not self.has(k):
+            panel = self._empty(k, self.starts[-1] - self.starts[k])
+            arrays = self._traveling(k, panel)
+            self._expected = arrays, self.across.expect(self.shape.column(k), arrays)
 
     def fetch(self, k: int) -> Array:
         """Return this process row's rows of panel ``k`` from its diagonal block on, when they are published."""
         start = self.starts[k]
-        return self.own(k)[start:] if self.has(k) else self._fetched(k, self.starts[-1] - start)
+        if self.has(k):
+            return self.own(k)[start:]
+        if self._expected is None:
+            return self._fetched(k, self.starts[-1] - start)
+        (arrays, arriving), self._expected = self._expected, None
+        self.across.pass_on(self.shape.column(k), f"panel {k % 2}", arrays, arriving)
+        return arrays[0]
 
     def _fetched(self, k: int, rows: int) -> Array:
-        first, stop = self.shape.bounds(k)
-        panel = self._temporary(f"panel {k % 2}", rows, stop - first)
+        panel = self._empty(k, rows)
         self._spread(k, panel)
         return panel
+
+    def _empty(self, k: int, rows: int) -> Array:
+        first, stop = self.shape.bounds(k)
+        return self._temporary(f"panel {k % 2}", rows, stop - first)
 
     # -- Cholesky
 
@@ -179,7 +206,7 @@ class SplitPanels(OwnPanels):
             square[...] = diagonal
         self.down.spread(self.head(k), f"square {k % 2}", [square, info])
         below = self.own(k)[self.starts[k + 1] :]
-        if not info[0] and below.size:
+        if below.size and not self.failed(k):
             left = square.conj() if self.dtype.kind == "c" else square
             operations.trsm(1, left, below.T, lower=True, unit=False)
 
@@ -187,6 +214,7 @@ class SplitPanels(OwnPanels):
         """Subtract from panels of this process column what panel ``k`` contributes. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_columns(panel, k)
+            self._expect(k + 1)
         starts = self.starts
         for numbers in blocks:
             at, own, top = self._columns(k, numbers), self.run(numbers), starts[numbers[0]]
@@ -281,6 +309,7 @@ class SplitPanels(OwnPanels):
         """Update adjacent panels of this process column with a panel of L. Collective over the column."""
         if self._beside[0] != k:
             self._beside = k, self._rows_of_u(operations, panel, k)
+            self._expect(k + 1)
         starts, u, x = self.starts, self._beside[1], self.run(group)
         at = self._columns(k, group)
         below = panel[starts[k + 1] - starts[k] :, : len(u)]
@@ -326,31 +355,33 @@ class SplitPanels(OwnPanels):
             for x in columns:
                 operations.swap_rows(x, first, last, self.pivots, back=back)
             return
-        places = self._operations.exchanged_rows(self.pivots[first:last], first, self.shape.rows)
+        pivots = self.engine.to_host(self.pivots[first:last].reshape(1, -1)).reshape(-1)
+        places = self._operations.exchanged_rows(pivots, first, self.shape.rows)
         (to_row, to), (of_row, of) = (
             (rows // width % len(ranks), rows // (width * len(ranks)) * width + rows % width)
             for rows in (reversed(places) if back else places)
         )
         ends = list(itertools.accumulate((x.shape[1] for x in columns), initial=0))
         parts = [(x, slice(*pair)) for x, pair in zip(columns, itertools.pairwise(ends), strict=True)]
-        arrived, receives = [], []
+        arrived, receives, xp = [], [], self._operations.xp
+        sends: dict[str, tuple[Array, int]] = {}
         leaves, arrives = of_row == self.row, to_row == self.row
         for row in sorted({*to_row[leaves].tolist(), *of_row[arrives].tolist()}):
             rank, rows = ranks[row], None
-            leave, arrive = of[leaves & (to_row == row)], to[arrives & (of_row == row)]
+            leave, arrive = map(xp.asarray, (of[leaves & (to_row == row)], to[arrives & (of_row == row)]))
             if len(leave):
                 rows = self._temporary(f"rows to {row}", len(leave), ends[-1])
                 for x, part in parts:
                     rows[:, part] = x[leave]
                 if rank != self.rank:
-                    self.outbox.send(f"rows to {row}", [(rows, rank)])
+                    sends[f"rows to {row}"] = rows, rank
             if len(arrive):
                 if rank != self.rank:
                     rows = self._temporary(f"rows of {row}", len(arrive), ends[-1])
                     receives.append((rows, rank))
                 assert rows is not None
                 arrived.append((arrive, rows))
-        self.outbox.receive(receives)
+        self.outbox.swap(sends, receives)
         for place, rows in arrived:
             for x, part in parts:
                 x[place] = rows[:, part]
@@ -359,7 +390,7 @@ class SplitPanels(OwnPanels):
 
     def _new_t(self, k: int) -> Array:
         """Return a new array for the T of panel ``k``: that of an earlier one may still be on its way. Local."""
-        self._ts[k % 2] = t = np.empty((self.shape.width,) * 2, self.dtype, order="F")
+        self._ts[k % 2] = t = self._operations.xp.empty((self.shape.width,) * 2, self.dtype, order="F")
         return t
 
     def geqrt(self, operations: Operations, k: int) -> None:
@@ -428,6 +459,15 @@ class SplitPanels(OwnPanels):
         """Return the factors of all reflectors. Local."""
         assert self.blocks is not None
         return self.blocks[: self.shape.steps].reshape(-1)
+
+
+def exchanged_rows(pivots: Array, first: int) -> tuple[Array, Array]:
+    """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
+    held: dict[int, int] = {}
+    for i, other in enumerate((pivots - 1).tolist(), first):
+        held[i], held[other] = held.get(other, other), held.get(i, i)
+    moved = np.array([each for each in held.items() if each[0] != each[1]], np.int64).reshape(-1, 2)
+    return moved[:, 0], moved[:, 1]
 
 
 def _copy_blocks(

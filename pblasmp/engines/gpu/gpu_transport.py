@@ -50,6 +50,12 @@ class GpuTransport(Transport):
         self.near = frozenset(windows.members if windows is not None else ())
         self.inbox = None if windows is None else Inbox(session.gpu)
 
+    @property
+    def domains(self) -> Sequence[tuple[int, ...]]:
+        """The ranks whose GPUs reach each other's memory, or those of each node if none do."""
+        windows = self._session.gpu.windows
+        return self._runtime.nodes if windows is None else windows.domains
+
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
         return self._exchanges(src, dst, dtype)
@@ -145,6 +151,10 @@ class _NcclMessages:
 
     def __init__(self, cupy: Any, done: Any, arrays: list[Array]) -> None:
         self._cupy, self._done, self._arrays = cupy, done, arrays
+
+    def done(self) -> bool:
+        """Return False: whether they have ended is not asked. Local."""
+        return False
 
     def finish(self) -> None:
         """Let CuPy's current stream wait for the messages. Local."""

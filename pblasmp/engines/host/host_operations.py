@@ -13,7 +13,7 @@ from ...dtypes import accumulation_dtype
 from ...errors import short_repr
 from ...layout.intersection import copy_all
 from ...layout.pieces import LocalPart
-from ..dense.split_panels import SplitPanels
+from ..dense.split_panels import SplitPanels, exchanged_rows
 from ..local.extremes import scale_by_power
 from ..product import Workspace
 from ..protocol import Operations
@@ -156,11 +156,7 @@ class HostOperations(Operations):
 
     def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
         """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
-        held: dict[int, int] = {}
-        for i, other in enumerate((pivots - 1).tolist(), first):
-            held[i], held[other] = held.get(other, other), held.get(i, i)
-        moved = np.array([each for each in held.items() if each[0] != each[1]], np.int64).reshape(-1, 2)
-        return moved[:, 0], moved[:, 1]
+        return exchanged_rows(pivots, first)
 
     def geqrt(self, a: Array, t: Array) -> None:
         """Replace ``a`` by R and Householder vectors, and write their T. Local."""

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..protocol import Engine
+from ..protocol import Engine, Transfer
 
 Array = Any
 
@@ -67,6 +67,7 @@ class Outbox:
 
     def __init__(self, engine: Engine) -> None:
         self._operations, self._transport = engine.operations, engine.transport
+        self._queues = engine.traits.queues
         self._sent: dict[str, list[Any]] = {}
 
     def temporary(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
@@ -79,10 +80,24 @@ class Outbox:
         if messages := [(array, rank) for array, rank in messages if array.size]:
             self._sent.setdefault(name, []).append(self._transport.start(messages, []))
 
+    def swap(self, sends: Mapping[str, tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> None:
+        """Begin to send arrays, each in the buffer of a name, and wait for arrays from the same ranks. Local."""
+        if self._queues:  # what is queued first would wait for what a peer queues later
+            self._transport.start([*sends.values()], receives).finish()
+            return
+        for name, message in sends.items():
+            self.send(name, [message])
+        self.receive(receives)
+
     def receive(self, messages: Sequence[tuple[Array, int]]) -> None:
         """Wait for arrays from ranks. Local."""
-        if messages := [(array, rank) for array, rank in messages if array.size]:
-            self._transport.start([], messages).finish()
+        if (transfer := self.expect(messages)) is not None:
+            transfer.finish()
+
+    def expect(self, messages: Sequence[tuple[Array, int]]) -> Transfer | None:
+        """Begin to receive arrays from ranks; None if all are empty. Local."""
+        messages = [(array, rank) for array, rank in messages if array.size]
+        return self._transport.start([], messages) if messages else None
 
     def push(self) -> None:
         """Let MPI go on with what is sent: it may need this rank. Local."""
@@ -112,7 +127,7 @@ class Line:
         self._ranks, self._outbox = ranks, outbox
         self._own = ranks.index(engine.transport.rank)
         at = {rank: i for i, rank in enumerate(ranks)}
-        self._nodes = [[at[rank] for rank in node if rank in at] for node in engine.transport.nodes]
+        self._nodes = [[at[rank] for rank in node if rank in at] for node in engine.transport.domains]
         self._places: dict[int, Branch] = {}
 
     def _place(self, root: int) -> Branch:
@@ -126,10 +141,19 @@ class Line:
 
     def spread(self, root: int, name: str, arrays: Sequence[Array]) -> None:
         """Let all ranks have what the root has in arrays, the first of them in the buffer of a name. Collective."""
-        place = self._place(root)
-        if place.parent is not None:
-            self._outbox.receive([(array, place.parent) for array in arrays])
-        self._outbox.send(name, [(array, child) for child in place.children for array in arrays])
+        self.pass_on(root, name, arrays, self.expect(root, arrays))
+
+    def expect(self, root: int, arrays: Sequence[Array]) -> Transfer | None:
+        """Begin to receive arrays of a root; ``pass_on`` waits for them. Local."""
+        parent = self._place(root).parent
+        return None if parent is None else self._outbox.expect([(array, parent) for array in arrays])
+
+    def pass_on(self, root: int, name: str, arrays: Sequence[Array], arriving: Transfer | None) -> None:
+        """Begin to send arrays of a root to this rank's children in the tree, when they have come. Local."""
+        if arriving is not None:
+            arriving.finish()
+        children = self._place(root).children
+        self._outbox.send(name, [(array, child) for child in children for array in arrays])
 
     def add_up(self, root: int, name: str, array: Array) -> None:
         """Let the root have the sum of all ranks' arrays, which are in the buffer of a name. Collective.

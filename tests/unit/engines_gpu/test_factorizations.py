@@ -17,6 +17,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.dense.split_panels import SplitPanels
 from pblasmp.engines.gpu import factor_operations, spread
 from pblasmp.engines.gpu import grid_panels as factor_panels_of_gpus
 from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
@@ -44,11 +45,13 @@ from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 from tests.helpers.stream_order import StreamOrder
 
 
-def everything(comm: Any, path: str) -> Any:
+def everything(comm: Any, path: str, between: bool = False) -> Any:
     rng = np.random.default_rng(91)
     with (
         machine(path, Multiplying, comm=comm) as lib,
         mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
+        mock.patch.object(SplitPanels, "_publish", autospec=True, side_effect=SplitPanels._publish) as split,
+        mock.patch.object(GpuFactorOperations, "splits_panels", between),
         mock.patch.object(panel_shape, "_ROUNDS", 0),  # small blocks are groups of panels, too
         mock.patch.object(factor, "_MOST", 5),  # exchanges of rows take several kernels
         mock.patch.object(factor, "_FEW", 2),
@@ -75,6 +78,7 @@ def everything(comm: Any, path: str) -> Any:
                     yield ranked_case(ctx, rng, dtype)
                 yield from one_right_hand_side(ctx)
         yield "inverses", None if invert.call_count else "none"
+        yield "panels in two dimensions", None if bool(split.call_count) is between else f"{split.call_count}"
         lib.assert_clean()
         lib.gpu.assert_clean()
 
@@ -126,6 +130,16 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
 @starts_ranks
 def test_every_layout(stand_in: Any) -> None:
     run_mpi(everything, 3, path=stand_in(1000))
+
+
+@starts_ranks
+@pytest.mark.parametrize(("nranks", "per_node"), [(3, 1), (4, 2)])
+def test_every_layout_between_nodes(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch, nranks: int, per_node: int
+) -> None:
+    """Panels travel along process rows and columns."""
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(everything, nranks, path=stand_in(1000), between=True)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

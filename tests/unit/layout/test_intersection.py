@@ -19,6 +19,7 @@ from pblasmp.layout.intersection import (
     extent,
     intersect,
     packed,
+    strided,
     unpacked,
 )
 from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
@@ -322,3 +323,12 @@ def test_copy_all_of_nothing_into_the_other_memory_order(shape, conjugate):
     whole, other = np.zeros((7, 9), "c16"), np.ones((7, 9), "c16", order="F")
     copy_all(other[: shape[0], : shape[1]], whole[: shape[0], : shape[1]], conjugate=conjugate)
     assert (other == 1).all()
+
+
+def test_a_strided_view_of_an_array_of_another_package():
+    class Array:
+        def __init__(self, shape, dtype, data, strides):
+            self.shape, self.dtype, self.data, self.strides = shape, dtype, data, strides
+
+    found = strided(Array((9,), "f8", "memory", (8,)), (2, 3), (32, 8))
+    assert (found.shape, found.dtype, found.data, found.strides) == ((2, 3), "f8", "memory", (32, 8))
