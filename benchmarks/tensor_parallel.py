@@ -2,7 +2,8 @@
 """Time tensor-parallel products: ``mpirun -n 2 python -m benchmarks.tensor_parallel``.
 
 Every algorithm that applies, next to a GEMM and a separate collective, the GEMM alone and, on GPUs, PyTorch's products
-in symmetric memory: what ``pblasmp bench --algo all`` times, and PyTorch.
+in symmetric memory: what ``pblasmp bench --algo all`` times, and PyTorch. With GPUs of several hosts, also of such as
+``tests/gpu/hosts.sh`` makes of one, the files say so.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--shape", type=shape, action="append", dest="shapes", metavar="T,N,K")
     parser.add_argument("--dtype")
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--algo", default="all", help="of pblasmp; by default all, and PyTorch's")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="small shapes and few samples; writes nothing")
     results.add_option(parser)
@@ -38,19 +40,20 @@ def main() -> None:
         small = ((8 * ctx.size, 16, 8 * ctx.size),) if asked.quick else ()
         options = BenchOptions(
             products=tuple(asked.products or FORMS), shapes=tuple(asked.shapes or small), dtype=asked.dtype,
-            samples=2 if asked.quick else asked.samples, engine=asked.engine, algo="all",
+            samples=2 if asked.quick else asked.samples, engine=asked.engine, algo=asked.algo,
         )  # fmt: skip
         found = measure(ctx, options, Reporter(), by_pytorch)
         if ctx.rank == 0:
             print_bench(found)
             about = results.facts(ctx)
+            hosts = "hosts-" if about["machine"].get("hosts", 1) > 1 else ""
             directory = results.directory_of(asked)
             for form, rows in found["sections"].items():
                 wrong = [row["case"] for row in rows if not row["good"]]
                 if wrong:
                     raise SystemExit(f"{form}: wrong results for {', '.join(wrong)}")
                 run = results.Run(
-                    f"tensor_parallel-{form}", results.today(), results.this_commit(), ctx.size,
+                    f"tensor_parallel-{hosts}{form}", results.today(), results.this_commit(), ctx.size,
                     0 if ctx.engine.device is None else ctx.size, **about,
                     options={
                         "dtype": found["dtype"], "samples": options.samples, "tuned": bool(ctx.engine.measured.entries)

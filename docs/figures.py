@@ -63,6 +63,7 @@ TITLES = {
     "factorizations-mkl": "Factorizations and solves, compared with MKL's ScaLAPACK",
     "factorizations-gpu": "Factorizations and solves on GPUs",
     "tensor_parallel": "Tensor-parallel products: ",
+    "tensor_parallel-hosts": "Tensor-parallel products between hosts: ",
     "layers": "Tensor-parallel products as users call them",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
@@ -429,6 +430,27 @@ def nodes() -> str:
     row = f" Of `gemv` and `dot` {min(calls)} calls in a row were timed." if calls else ""
     about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}.{row}"
     return f"{table(head, rows, 3)}\n{about} {source(run)}\n"
+
+
+def between_hosts() -> str:
+    """Return the table of tensor-parallel products between hosts, compared with NCCL + cuBLAS over the same network."""
+    runs = [run for name, run in results.runs().items() if name.startswith("tensor_parallel-hosts-")]
+    if not runs:
+        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    rows = []
+    for run in runs:
+        title = FORMS[run.benchmark.removeprefix("tensor_parallel-hosts-")]
+        for row in run.rows:
+            own, separate = middle(row, "pblasmp"), middle(row, SEPARATE)
+            assert own
+            assert separate
+            hosts = f"{run.machine['hosts']} × {run.gpus // run.machine['hosts']}"
+            rows.append([
+                title, ", ".join(map(str, row["case"].values())), hosts, f'`"{row["by"]}"`', digits(1e3 * own),
+                f"{separate / own:.2f}",
+            ])  # fmt: skip
+    head = ["product", "T, N, K", "hosts × GPUs", "algorithm", "ms", f"{SEPARATE}'s time ÷ pblasmp's"]
+    return f"{table(head, rows, 4)}\n{source(runs[0])}\n"
 
 
 def eigenvalues() -> str:
