@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ FAULTS = {
 }  # fmt: skip
 
 WORKS = "matmul gathered", "ar push", "ar one_shot", "ar nccl", "matmul default"
+BETWEEN_HOSTS = "matmul gathered", "ar push", "ar nccl"  # work that needs no symmetric memory of all ranks
 TRIALS: list[dict[str, Any]] = [
     {"fault": "memory", "work": "", "cases": CASES[:5]},
     {"fault": "memory", "work": "", "cases": CASES[5:]},
@@ -84,15 +85,22 @@ TRIALS: list[dict[str, Any]] = [
 
 
 def tried(
-    orders: Mapping[str, Any], nranks: int, limit: float = LIMIT, whole: float = WHOLE_LIMIT
+    orders: Mapping[str, Any],
+    nranks: int,
+    limit: float = LIMIT,
+    whole: float = WHOLE_LIMIT,
+    wrapper: Sequence[str] = (),
 ) -> tuple[str, list[str], str]:
-    """Run a trial; return how it ended in one line, what was wrong with that, and the end of its output."""
+    """Run a trial; return how it ended in one line, what was wrong with that, and the end of its output.
+
+    ``wrapper`` is a command that starts each rank.
+    """
     with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as name:
         directory = Path(name)
         (directory / "trial.json").write_text(json.dumps(dict(orders)))
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environ |= orders.get("environ", {})
-        command = [*launch.interpreter(), "-m", "tests.chaos.gpu_program", name]
+        command = [*wrapper, *launch.interpreter(), "-m", "tests.chaos.gpu_program", name]
         with Job(command, nranks, directory / "output", environ=environ) as job:
             deadline = time.monotonic() + whole
             status = None
@@ -178,6 +186,9 @@ def main() -> int:
     parser.add_argument(
         "--at-once", type=int, default=3, help="jobs that run at the same time, on the same GPUs"
     )
+    parser.add_argument(
+        "--hosts", action="store_true", help="each rank is a host of its own, as root: tests/gpu/hosts.sh"
+    )
     parser.add_argument("--only", help="only trials whose fault and work contain this")
     parser.add_argument(
         "--limit", type=float, default=LIMIT, help="seconds from a fault to the end of the job"
@@ -185,13 +196,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no further job is started")
     given = parser.parse_args()
     start = time.monotonic()
+    hosts = ("sh", str(ROOT / "tests" / "gpu" / "hosts.sh")) if given.hosts else ()
 
     def one(orders: dict[str, Any]) -> tuple[str, list[str], str] | None:
         if time.monotonic() > start + 60 * given.minutes:
             return None
-        return tried(orders, given.n, given.limit)
+        return tried(orders, given.n, given.limit, wrapper=hosts)
 
-    chosen = [each for each in TRIALS if (given.only or "") in f"{each['fault']} {each['work']}"]
+    chosen = [
+        each
+        for each in TRIALS
+        if (given.only or "") in f"{each['fault']} {each['work']}"
+        and not (hosts and each["work"] not in BETWEEN_HOSTS)
+    ]
     bad, left = [], []
     print(f"{len(chosen)} trials on {given.n} GPUs, {given.at_once} at once", flush=True)
     with ThreadPoolExecutor(given.at_once) as pool:
