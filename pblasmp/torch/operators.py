@@ -147,15 +147,18 @@ def _differentiable(
         with below():
             return made.redispatch(keys & after, *args)
 
-    function: Any = type(
-        f"{made.name()}.autograd",
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(lambda node, given, y: saves(node, given[:-1], y)),
-            "backward": staticmethod(lambda node, *gradients: (*back(node, *gradients), None)),
-        },
-    )
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def setup_context(node: Any, given: tuple[Any, ...], y: Any) -> None:
+            saves(node, given[:-1], y)
+
+        @staticmethod
+        def backward(node: Any, *gradients: Any) -> Gradients:
+            return *back(node, *gradients), None
+
+    Differentiable.forward = staticmethod(forward)
+    Differentiable.__name__ = f"{made.name()}.autograd"
+    function: Any = Differentiable
 
     def call(keys: Any, *args: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
