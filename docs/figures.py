@@ -712,9 +712,11 @@ def algorithms_by_machine() -> str:
     for dtype in ("bfloat16", "float8_e4m3fn"):
         rows = []
         for machine, capability, size, deaf in _MACHINES:
+            domains = [[rank] for rank in range(size)] if deaf else [[*range(size)]]
             gpu = SimpleNamespace(
-                capability=capability, size=size, why_no_windows=deaf, multiprocessors=132, shared_gpus=False
-            )
+                capability=capability, size=size, why_no_windows=deaf, multiprocessors=132, shared_gpus=False,
+                domains=domains,
+            )  # fmt: skip
             taken = {form: [_taken(form, order, gpu, dtype) for order in _ORDERS] for form in FORMS}
             refusal = next((why for each in taken.values() for _, why in each if why), "")
             known = size in MEASURED[(DTYPES | FLOAT8)[dtype].itemsize]
@@ -736,7 +738,7 @@ def _taken(form: str, order: int, gpu: Any, dtype: str) -> tuple[str, str]:
     )  # fmt: skip
     why_not = {each.name: each.why_not(gpu, p, Options()) for each in PRODUCTS if each.form == form}
     able = [name for name, why in why_not.items() if not why]
-    best = min(able, key=lambda name: cost_by_rule(name, p, gpu.multiprocessors))
+    best = min(able, key=lambda name: cost_by_rule(name, p, gpu.multiprocessors, len(gpu.domains)))
     return best, why_not.get("one_kernel", "")
 
 
