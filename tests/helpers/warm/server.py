@@ -303,6 +303,7 @@ def _load_mpi() -> None:
 def main(listener: int, address: str) -> None:
     """Import, serve at the address where a socket listens, and in a fork run its command."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored; clients know what they pass on
     path = [entry for entry in sys.path if entry != str(Path.cwd())]
     for name in _MODULES:
         importlib.import_module(name)
