@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -97,7 +98,10 @@ def options_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def this_commit() -> str:
-    """Return the commit that is checked out; "+" after it: something is changed; "unknown" outside of a checkout."""
+    """Return the commit that is checked out; "+" after it: something is changed.
+
+    Of a copy without git's data, ``PBLASMP_COMMIT`` names it; else "unknown".
+    """
     git = ["git", "-C", str(DIRECTORY.parent)]
     try:
         commit, changes = (
@@ -105,7 +109,7 @@ def this_commit() -> str:
             for step in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("PBLASMP_COMMIT", "unknown")
     return commit + "+" * bool(changes)
 
 

@@ -144,3 +144,10 @@ def test_times_that_examples_print():
     assert whole_problems.times("loss 2.0 to 1.0; the last step of Muon took 720.5 ms") == {
         "last step of Muon": [0.7205]
     }
+
+
+def test_a_copy_without_gits_data_is_told_its_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "DIRECTORY", tmp_path / "results")
+    assert results.this_commit() == "unknown"
+    monkeypatch.setenv("PBLASMP_COMMIT", "0123abcd")
+    assert results.this_commit() == "0123abcd"
