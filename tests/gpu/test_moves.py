@@ -86,7 +86,7 @@ def test_products_whose_operands_are_moved(ctx, way):
         ctx, whole, pb.MatrixDescriptor(whole.shape, b.block, b.grid, dtype="complex64", order="F")
     )
     a, b = place(ctx, values[0], a), parent[5:, 3:]
-    verdict = pb.algorithms(pb.matmul, a, b)["default"]
+    verdict = pb.algorithms(pb.matmul, a, b, algo="default")["default"]
     if not verdict:
         assert "window" in verdict.why  # between hosts there are none
         pytest.skip(verdict.why)
