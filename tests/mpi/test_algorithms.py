@@ -14,6 +14,7 @@ import pblasmp as pb
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
@@ -417,8 +418,8 @@ def nothing_is_held(comm):
 
 def counted(ctx, function, *args, **how):
     """What a function returns, how many votes that took, and how many new plans."""
-    votes, before, made = ctx.control.channel, ctx.control.channel._agreements, ctx._adopted
-    return function(*args, **how), votes._agreements - before, ctx._adopted - made
+    votes, plans = inside.votes(ctx), inside.plans_made(ctx)
+    return function(*args, **how), inside.votes(ctx) - votes, inside.plans_made(ctx) - plans
 
 
 def repeated(comm):

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import pblasmp as pb
 from pblasmp import _core
+from tests.helpers import inside
 from tests.helpers.cases import misplaced
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
@@ -30,10 +31,6 @@ def break_(ctx, a):
     ctx.close()
 
 
-def is_freed(ctx):
-    return not any(each._made for each in (ctx.comm, ctx.control))
-
-
 def broken(comm):
     values = np.arange(36.0).reshape(6, 6)
     first = message = None
@@ -50,8 +47,8 @@ def broken(comm):
             sends = ctx
         elif count == 1:
             first = ctx
-    yield "freed", None if is_freed(first) else "not yet"
-    yield "a message is left", "freed" if is_freed(sends) else None
+    yield "freed", None if inside.is_freed(first) else "not yet"
+    yield "a message is left", "freed" if inside.is_freed(sends) else None
     with contextlib.suppress(pb.ClosedError):
         first.comm.allgather(1)
         yield "after it", "no error"
@@ -73,17 +70,17 @@ def broken_between_nodes(comm):
             with contextlib.suppress(pb.ClosedError):
                 while True:
                     ctx.control.channel.check()
-        begun = ctx.control.board._post.state.meetings
+        begun = inside.of_the_core(ctx).meetings
         break_(ctx, a)
-        tally = [ctx.control._counts[kind, 1 - comm.rank] for kind in ("to", "from")]  # notes are in it, too
+        tally = inside.messages(ctx, 1 - comm.rank)
         yield f"counted {count}", None if min(tally) >= begun > 2 else f"{tally}, of the core {begun}"
         kept.append(ctx)
-    freed = [all(comm.allgather(is_freed(ctx))) for ctx in kept]
+    freed = [all(comm.allgather(inside.is_freed(ctx))) for ctx in kept]
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.scatter(values, block=2)
         refuses = _REFUSES(lambda *_: 1)
         if comm.rank == 0:
-            ctx.control.board._post.state.isend = ctypes.cast(refuses, ctypes.c_void_p).value
+            inside.of_the_core(ctx).isend = ctypes.cast(refuses, ctypes.c_void_p).value
         try:
             a @ a
             found = "nothing"

@@ -17,6 +17,7 @@ from pblasmp import pblas
 from pblasmp.engines.host.direct import calls
 from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (
     TYPES,
@@ -39,11 +40,6 @@ def _far(found, expected):
         found, expected = found.local, part(expected, found.descriptor, found.context.rank)
     error = abs(found - expected).max(initial=0)
     return None if error < 1e-12 else f"error {error}"
-
-
-def _planned(ctx):
-    """What plain calls left behind that were not direct."""
-    return len(ctx.calls._known) + len(ctx.kept._plans)
 
 
 def mixed(comm):
@@ -149,7 +145,7 @@ def tiny_meetings(comm):
                 )
                 waits.clear()
         transport.fence, transport.arrive = fence, arrive
-        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        yield "direct", (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan"
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
@@ -511,7 +507,10 @@ def factorizations(comm, count):
             )
             pb.linalg.solve(a[1:30, 1:30], b, "pos", lower=lower, out=b)
             pb.linalg.cholesky(a, lower=lower, out=a)
-            yield f"direct {order} {lower}", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+            yield (
+                f"direct {order} {lower}",
+                (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan",
+            )
         ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
         c = ctx.scatter(whole, block=(5, 3), grid=grid, order="F")
         desc = pblas.descinit(60, 60, 5, 3, 0, 0, ictxt, max(1, c.local.shape[0]))
@@ -556,9 +555,9 @@ def small(comm):
                 )
                 i[:, :] = np.eye(127)
                 yield f"the largest {order} {dtype}", unlike(pb.linalg.solve(i, j).allgather(), j.allgather())
-            planned = _planned(ctx)
+            planned = inside.plans_kept(ctx)
             pb.linalg.lu_factor(matrix(np.eye(200)))
-            yield f"a large one {order}", None if _planned(ctx) > planned else "it needed no plan"
+            yield f"a large one {order}", None if inside.plans_kept(ctx) > planned else "it needed no plan"
 
 
 def _unsolvable(ctx, matrix, whole, order):
@@ -610,7 +609,7 @@ def pivots(comm):
         )
         expected = np.linalg.inv(whole[at - 1 : at - 1 + n, at : at + n])
         yield "inverse", _far(found[0][2][at - 1 : at - 1 + n, at : at + n] / 99, expected / 99)
-        yield "direct", (planned := _planned(ctx)) and f"{planned} calls needed a plan"
+        yield "direct", (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan"
         x, of_x = held(right, at, 1)
         for wrong, everywhere in itertools.product((at - 1, at + n), (True, False)):
             illegal = ipiv.copy()
@@ -655,12 +654,12 @@ def crowded(comm):
             Buffers.get = get
         yield (
             "refused",
-            first(misplaced_view(found, x @ x.T), _planned(ctx) == 0 and "it was not planned"),
+            first(misplaced_view(found, x @ x.T), inside.plans_kept(ctx) == 0 and "it was not planned"),
         )
-        planned = _planned(ctx)
+        planned = inside.plans_kept(ctx)
         for count in range(3):
             yield f"fits {count}", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
-        yield "still direct", _planned(ctx) != planned and "small calls are planned"
+        yield "still direct", inside.plans_kept(ctx) != planned and "small calls are planned"
         yield "large again", unlike(pb.matmul(a, a.T).allgather(), x @ x.T)
 
 
@@ -683,7 +682,7 @@ def ready(comm):
         finally:
             Buffers.get = get
         yield "product", misplaced_view(found, x @ x.T)
-        yield "direct", first(_planned(ctx) and "it was planned", asked and f"it asked for {asked}")
+        yield "direct", first(inside.plans_kept(ctx) and "it was planned", asked and f"it asked for {asked}")
 
 
 def test_the_first_call_of_a_context_makes_no_shared_memory():

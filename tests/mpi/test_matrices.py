@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers import inside
 from tests.helpers.cases import (
     TYPES,
     agreed_error,
@@ -194,7 +195,7 @@ def patience(comm):
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
         for patient in (True, False):
-            ctx.comm.patient = ctx.control.patient = ctx.engine._node.patient = patient
+            inside.wait_patiently(ctx, patient)
             d = layout(rng, (60, 50), comm.size, grid=pb.Grid.squarest(comm.size), block=(3, 2))
             values = numbers(rng, d.shape, d.dtype)
             with short_messages(100):

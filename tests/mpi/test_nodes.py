@@ -16,7 +16,7 @@ from pblasmp import _core
 from pblasmp.cli.reports import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
-from tests.helpers import factor_cases
+from tests.helpers import factor_cases, inside
 from tests.helpers.calls import called, legal_options, of_level_1
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -80,7 +80,7 @@ def counted(ctx, found):
         ctx.control: ("imax", "allgather", "bcast", "barrier", "isend"),
         ctx.comm: ("imax", "allgather", "bcast", "barrier", "isend"),
     }
-    post = ctx.control.board._post.state
+    post = inside.of_the_core(ctx)
     post.meetings = post.exchanges = 0
     with contextlib.ExitStack() as stack:
         for of, each in names.items():
@@ -138,7 +138,7 @@ def volumes(comm, nodes):
     """Each element crosses between two nodes once, however many ranks read it there, and what is not read does not."""
     heads = 8 * (_core.VALUES + 1) * comm.size * (len(nodes) - 1)
     with pb.Context(comm, engine="host") as ctx:
-        post, n = ctx.control.board._post.state, 60
+        post, n = inside.of_the_core(ctx), 60
         every, nothing = range(n), range(0)
 
         def sent(call, *given, **how):

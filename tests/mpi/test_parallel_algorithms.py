@@ -18,10 +18,10 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.engines.host.direct import FIRST_SLABS
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
+from tests.helpers import inside
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 
@@ -131,8 +131,7 @@ def shared_memory(comm):
                 case = Case(ctx, form, dtype, (64, 48, 40))
                 with pb.plan(getattr(pb, form), case.x, case.w, ctx, algo=name) as plan:
                     plan()
-                    shared = ctx.engine._buffers._shared
-                    held = sum(memory._size for name, memory in shared.items() if name != FIRST_SLABS[0])
+                    held, _ = inside.buffers(ctx)
                     told = plan.workspace.host_bytes
                     yield (
                         f"{form} {name} {np.dtype(dtype)}",

@@ -11,8 +11,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.host import host_transport
-from pblasmp.engines.host.direct import FIRST_SLABS
 from pblasmp.engines.host.host_operations import HostOperations
+from tests.helpers import inside
 from tests.helpers.cases import (
     agreed_error,
     first,
@@ -231,9 +231,7 @@ def numbers_of_a_report(comm, per_node):
                 tracemalloc.stop()
                 report = plan.report()
             moved = sum(comm.allgather(report.bytes_moved))
-            buffers = ctx.engine._buffers
-            shared = sum(memory._size for name, memory in buffers._shared.items() if name != FIRST_SLABS[0])
-            private = sum(memory.nbytes for memory in buffers._private.values())
+            shared, private = inside.buffers(ctx)
             found = shared if path == "shared" else private
             sent = sum(comm.allgather(report.sent_bytes))
             yield (
@@ -251,7 +249,7 @@ def numbers_of_a_report(comm, per_node):
                     None if peak < 50_000 or sent else f"{peak} bytes at the peak of a run besides buffers",
                 ),
             )
-            ctx.engine._buffers.close()
+            inside.release_buffers(ctx)
 
 
 def long_messages_hold_little(comm):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers import inside
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
@@ -285,14 +286,15 @@ def kept(comm):
         gc.collect()
         yield "arrays are let go", wrong or (None if not any(x() is not None for x in gone) else "kept")
         yield "a model", _of_a_model(rng, comm, ctx, made)
-        few, ctx.kept._most = 8, 8 << 17  # of plans that count 128 KiB each
+        few = 8
+        inside.keep_at_most(ctx, few << 17)  # of plans that count 128 KiB each
         for n in range(1, 20):
             other = Case(rng, comm, "allgather_matmul", "float32", 4, n, 4)
             if unlike(other(ctx), other.expected()):
                 wrong = f"{n} outputs"
         yield (
             "many shapes",
-            wrong or (None if len(ctx._children) <= few else f"{len(ctx._children)} plans are kept"),
+            wrong or (None if inside.plans_open(ctx) <= few else f"{inside.plans_open(ctx)} plans are kept"),
         )
         made.clear()
         yield (
@@ -386,14 +388,14 @@ def repeated(comm):
     """A call that all ranks repeat takes one vote; where one rank's arrays are others, all are read anew."""
     rng, p = np.random.default_rng(66), comm.size
     with pb.Context(comm, engine="host") as ctx:
-        votes, last = ctx.control.channel, comm.rank == p - 1
+        last = comm.rank == p - 1
 
         def unless_last(value, otherwise):
             return otherwise if last else value
 
         def counted(call, **how):
-            before = votes._agreements
-            return call(ctx, **how), votes._agreements - before
+            before = inside.votes(ctx)
+            return call(ctx, **how), inside.votes(ctx) - before
 
         for form in FORMS:
             even, uneven = (
@@ -451,11 +453,11 @@ def other_tokens(comm):
     """Another number of tokens takes a single vote if there is memory; ranks that do not have the same find out."""
     rng, p = np.random.default_rng(67), comm.size
     with pb.Context(comm, engine="host") as ctx:
-        votes, last = ctx.control.channel, comm.rank == p - 1
+        last = comm.rank == p - 1
 
         def counted(case):
-            before = votes._agreements
-            return unlike(case(ctx), case.expected()), votes._agreements - before
+            before = inside.votes(ctx)
+            return unlike(case(ctx), case.expected()), inside.votes(ctx) - before
 
         for form, lead in itertools.product(FORMS, ((), (2,))):
             sizes = 4 * p, 3 * p
