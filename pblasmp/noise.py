@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .blas.level3 import geadd, symm, syrk, trmm, trsm
-from .dtypes import as_dtype
+from .dtypes import as_dtype, is_float8
 from .epilogue import Scales
 from .errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
@@ -40,6 +40,10 @@ _VALUES = 50  # that runs go through
 _TURNS = 0.3  # of the runs: those with a product beside them
 _NAPS = 0.3  # those in which a rank comes late
 _NAP = 1.5e-3  # seconds, at most
+_EIGHT_BITS = (  # the types of x, w and the result
+    ("float8_e4m3fn", "float8_e4m3fn", "float16"), ("float8_e5m2", "float8_e4m3fn", "float16"),
+    ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fn"),
+)  # fmt: skip
 _MOST_EQUATIONS = 128  # of eigenvalue problems, which take longer than other calls of their order
 _NEIGHBOR = """
 import sys, threading, time
@@ -216,38 +220,62 @@ def _parallel_trials(ctx: Context, tokens: int, width: int) -> Iterator[Trial]:
         sizes = f"{function.__name__}, {t} x {k} x {k}"
         with plan(function, x, w, ctx) as prepared:
             yield Trial(f"{sizes}, a plan", partial(run, call=prepared), 2**-10)
-            names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
         epilogue: dict[str, Any] = {"bias": xp.zeros(of_w[0], kind), "activation": "relu"}
-        for algo in ("auto", *names):
+        for algo in _names(function, x, w, ctx):
             for what, how in (("", {}), (", bias and relu", epilogue)):
                 call = partial(function, x, w, ctx, algo=algo, **how)
                 yield Trial(f"{sizes}, {algo}{what}", partial(run, call=call), 2**-10)
-        if ctx.engine.traits.on_gpus:
-            yield from _eight_bit_trials(ctx, function, of_x, of_w, k)
+        for types in _EIGHT_BITS:
+            yield from _eight_bit_trials(ctx, function, of_x, of_w, k, types)
 
 
 def _eight_bit_trials(
-    ctx: Context, function: Callable[..., Any], of_x: tuple[int, int], of_w: tuple[int, int], inputs: int
+    ctx: Context,
+    function: Callable[..., Any],
+    of_x: tuple[int, int],
+    of_w: tuple[int, int],
+    inputs: int,
+    types: tuple[str, str, str],
 ) -> Iterator[Trial]:
-    """Yield a product of 8-bit operands, one of whose scales is an array that changes as well."""
-    xp, kind = _arrays(ctx), as_dtype("float8_e4m3fn")
-    stored = np.arange(1, 9).astype(kind).view(np.uint8).tolist()
-    x, w, unit = xp.empty(of_x, np.uint8), xp.full(of_w, stored[0], np.uint8), xp.ones(1, np.float32)
-    how: dict[str, Any] = {"scales": Scales(a=unit, b=1 / inputs), "dtype": "float16"}
+    """Yield a product of 8-bit operands, whose scales are arrays that change as well.
+
+    A result in 8 bits has its largest value, too; any other has a bias and an activation.
+    """
+    xp, stored = _arrays(ctx), ctx.engine.operations.stored
+    x_kind, w_kind, y_kind = (as_dtype(name) for name in types)
+    units, one = _small(x_kind, stored(x_kind)), _small(w_kind, stored(w_kind))[0]
+    x, w = xp.empty(of_x, stored(x_kind)), xp.full(of_w, one, stored(w_kind))
+    scale, shrink, amax = (xp.ones(1, np.float32) for _ in range(3))
+    narrow = is_float8(y_kind)
+    how: dict[str, Any] = {
+        "scales": Scales(a=scale, b=1 / inputs, **({"d": shrink, "amax": amax} if narrow else {})),
+        "dtype": y_kind, "x_dtype": x_kind, "w_dtype": w_kind,
+        **({} if narrow else {"bias": xp.zeros(of_w[0], y_kind), "activation": "relu"}),
+    }  # fmt: skip
+    read = xp.asarray(np.arange(256, dtype=np.uint8).view(y_kind).astype(np.float32)) if narrow else None
 
     def run(value: float, algo: str) -> Array:
-        which = int(value) % len(stored)
-        x.fill(stored[which])
-        unit.fill(value / (which + 1))
-        return function(x, w, ctx, algo=algo, **how)
+        which = int(value) % len(units)
+        x.fill(units[which])
+        scale.fill(value / (which + 1))
+        shrink.fill((which + 1) / value)
+        y = function(x, w, ctx, algo=algo, **how)
+        if read is None:
+            return y
+        return xp.concatenate([read[y.view(np.uint8)].ravel() * (value / (which + 1)), amax])
 
     try:
-        with plan(function, x, w, ctx, **how) as prepared:
-            names = [name for name, verdict in algorithms(prepared.problem, ctx).items() if verdict]
+        names = _names(function, x, w, ctx, **how)
     except UnsupportedError:  # every rank's: GPUs without such products
         return
-    for algo in ("auto", *names):
-        yield Trial(f"{function.__name__}, 8 bits, {algo}", partial(run, algo=algo), 2**-9)
+    kinds = "{} x {} to {}".format(*(name.removeprefix("float8_") for name in types))
+    for algo in names:
+        yield Trial(f"{function.__name__}, {kinds}, {algo}", partial(run, algo=algo), 2**-9)
+
+
+def _small(kind: np.dtype, stored: np.dtype) -> list[Any]:
+    """Return 1 to 8 in 8 bits, as an array of the engine holds them. Local."""
+    return list(np.arange(1, 9).astype(kind).view(stored).tolist())
 
 
 def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
@@ -300,6 +328,30 @@ def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
         for algo in ("auto", *names):
             yield Trial(f"{name}, order {n}, {algo}", made(algo), 1e-4)
     yield Trial(f"redistribute, order {n}", move)
+    yield from _eight_bit_matrix_trials(ctx, n)
+
+
+def _eight_bit_matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
+    """Yield products of 8-bit matrices, a scale of which changes as well."""
+    kind, n = as_dtype(_EIGHT_BITS[0][0]), -(-n // 16) * 16
+    of = MatrixDescriptor((n, n), (-(-n // 128) * 16,) * 2, Grid.squarest(ctx.size), dtype=kind)
+    a, b, scale = ctx.empty(of), ctx.empty(of), _arrays(ctx).ones(1, np.float32)
+    units = _small(kind, ctx.engine.operations.stored(kind))
+    b.local.fill(units[0])
+    how: dict[str, Any] = {"op_b": "T", "scales": Scales(a=scale, b=1 / n)}
+
+    def run(value: float, algo: str) -> Array:
+        which = int(value) % len(units)
+        a.local.fill(units[which])
+        scale.fill(value / (which + 1))
+        return matmul(a, b, algo=algo, **how).local
+
+    try:
+        names = _names(matmul, a, b, **how)
+    except UnsupportedError:  # every rank's: GPUs without such products
+        return
+    for algo in names:
+        yield Trial(f"matmul of 8 bits, order {n}, {algo}", partial(run, algo=algo), 2**-7)
 
 
 def _sided_by(
@@ -353,9 +405,9 @@ def _spectral_trials(ctx: Context, n: int) -> Iterator[Trial]:
         yield Trial(f"eigh, order {n}, {algo}", partial(decomposed, algo=algo), 1e-6)
 
 
-def _names(function: Callable[..., Any], *operands: Any) -> list[str]:
+def _names(function: Callable[..., Any], *operands: Any, **how: Any) -> list[str]:
     """Return the names by which a function computes these. Collective over the context."""
-    return ["auto", *(name for name, verdict in algorithms(function, *operands).items() if verdict)]
+    return ["auto", *(name for name, verdict in algorithms(function, *operands, **how).items() if verdict)]
 
 
 def _ratio(xp: Any, found: Array, right: Array, value: float) -> Array:
