@@ -24,7 +24,7 @@ from .dtypes import as_dtype, is_float8
 from .epilogue import Scales
 from .errors import LibraryNotFoundError, StatusError, UnsupportedError
 from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
-from .linalg import cholesky, eigh, lstsq, solve
+from .linalg import cholesky, eigh, lstsq, solve, svd
 from .matrix.products import matmul
 from .planning import algorithms, plan
 from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
@@ -388,21 +388,28 @@ def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
 
 
 def _spectral_trials(ctx: Context, n: int) -> Iterator[Trial]:
-    """Yield eigenvalues and eigenvectors by each library, of a matrix whose eigenvalues are known."""
+    """Yield eigenvalues and singular values with their vectors, by each library; they are known."""
     xp, of = _arrays(ctx), MatrixDescriptor((n, n), (-(-n // 16),) * 2, Grid.squarest(ctx.size))
     first = ctx.from_function(lambda i, j: (i == j) * 2.0 - (abs(i - j) == 1), of)
     a, right = ctx.empty(of), 2 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
 
-    def decomposed(value: float, algo: str) -> Array:
+    def decomposed(value: float, algo: str, call: Callable[..., Any]) -> Array:
         xp.multiply(first.local, value, out=a.local)
-        values, vectors = eigh(a, algo=algo)
-        again = matmul(matmul(vectors, ctx.scatter(np.diag(values), of)), vectors, op_b="T")
+        if call is eigh:
+            values, left = eigh(a, algo=algo)
+            along, of_values = left.T, right
+        else:
+            left, values, along = svd(a, algo=algo)
+            of_values = right[::-1]
+        again = matmul(matmul(left, ctx.scatter(np.diag(values), of)), along)
         return xp.concatenate(
-            [xp.asarray(values / right), _ratio(xp, again.local, first.local, value).ravel()]
+            [xp.asarray(values / of_values), _ratio(xp, again.local, first.local, value).ravel()]
         )
 
-    for algo in _names(eigh, first):
-        yield Trial(f"eigh, order {n}, {algo}", partial(decomposed, algo=algo), 1e-6)
+    for call in (eigh, svd):
+        for algo in _names(call, first):
+            run = partial(decomposed, algo=algo, call=call)
+            yield Trial(f"{call.__name__}, order {n}, {algo}", run, 1e-6)
 
 
 def _names(function: Callable[..., Any], *operands: Any, **how: Any) -> list[str]:
