@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--algo", default="all", help="of pblasmp; by default all, and PyTorch's")
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument(
+        "--in-a-row", type=int, default=1, metavar="N", help="runs queued in a row for each sample"
+    )
     parser.add_argument("--quick", action="store_true", help="small shapes and few samples; writes nothing")
     results.add_option(parser)
     asked = parser.parse_args()
@@ -41,6 +44,7 @@ def main() -> None:
         options = BenchOptions(
             products=tuple(asked.products or FORMS), shapes=tuple(asked.shapes or small), dtype=asked.dtype,
             samples=2 if asked.quick else asked.samples, engine=asked.engine, algo=asked.algo,
+            in_a_row=asked.in_a_row,
         )  # fmt: skip
         found = measure(ctx, options, Reporter(), by_pytorch)
         if ctx.rank == 0:
@@ -56,9 +60,10 @@ def main() -> None:
                     f"tensor_parallel-{hosts}{form}", results.today(), results.this_commit(), ctx.size,
                     0 if ctx.engine.device is None else ctx.size, **about,
                     options={
-                        "dtype": found["dtype"], "samples": options.samples, "tuned": bool(ctx.engine.measured.entries)
+                        "dtype": found["dtype"], "samples": options.samples, "in_a_row": options.in_a_row,
+                        "tuned": bool(ctx.engine.measured.entries),
                     },
-                    reference="", sample=f"median of {options.samples}", rows=[row_of(row) for row in rows],
+                    reference="pblasmp", sample=f"median of {options.samples}", rows=[row_of(row) for row in rows],
                 )  # fmt: skip
                 if directory is not None:
                     print(results.save(run, directory))
@@ -69,7 +74,7 @@ def row_of(row: dict[str, object]) -> dict[str, object]:
     sizes = zip("TNK", map(int, str(row["case"]).split(",")), strict=True)
     us: dict[str, float] = row["us"]  # type: ignore[assignment]
     seconds = {name: [time * 1e-6] for name, time in us.items()}
-    return {"case": dict(sizes), "by": row["algorithm"], "seconds": seconds}
+    return {"case": dict(sizes), "by": row["algorithm"], "seconds": seconds, "ratios": row["ratios"]}
 
 
 if __name__ == "__main__":

@@ -440,14 +440,13 @@ def between_hosts() -> str:
     rows = []
     for run in runs:
         title = FORMS[run.benchmark.removeprefix("tensor_parallel-hosts-")]
-        for row in run.rows:
-            own, separate = middle(row, "pblasmp"), middle(row, SEPARATE)
+        for row, (_, ratio) in zip(run.rows, compare(run, [SEPARATE]), strict=True):
+            own = middle(row, "pblasmp")
             assert own
-            assert separate
             hosts = f"{run.machine['hosts']} × {run.gpus // run.machine['hosts']}"
             rows.append([
                 title, ", ".join(map(str, row["case"].values())), hosts, f'`"{row["by"]}"`', digits(1e3 * own),
-                f"{separate / own:.2f}",
+                f"{ratio:.2f}",
             ])  # fmt: skip
     head = ["product", "T, N, K", "hosts × GPUs", "algorithm", "ms", f"{SEPARATE}'s time ÷ pblasmp's"]
     return f"{table(head, rows, 4)}\n{source(runs[0])}\n"

@@ -23,7 +23,7 @@ from ..layout.value import bytes_text
 from ..planning import plan as plan_of_product
 from ..planning import tune as tune_product
 from ..problems.files import load_model
-from ..timing import samples
+from ..timing import in_a_row, samples
 from .ranks import on_ranks
 from .reports import Reporter
 from .terminal import plain
@@ -56,6 +56,7 @@ class BenchOptions:
         engine: as in Context.
         algo: how the products are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
         sizes: bytes that the collective moves, instead of shapes.
+        in_a_row: runs queued one behind the other for each sample: the host's time of queueing does not count then.
     """
 
     products: tuple[Form, ...]
@@ -65,6 +66,7 @@ class BenchOptions:
     engine: EngineName
     algo: str = "auto"
     sizes: tuple[int, ...] = ()
+    in_a_row: int = 1
 
 
 def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
@@ -200,30 +202,36 @@ def _case(
             more, left_out = others(ctx, name, separate.x, separate.w)
             checked.update(more)
         contenders = {**checked, Separate.name(ctx): separate.run, ALONE: separate.gemm}
-        times = _in_turn(ctx, contenders, options.samples)
+        times, ratios = _in_turn(ctx, contenders, options.samples, options.in_a_row)
         fastest = min((times[algo] for algo in found if algo in plans), default=None)
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
     return {
         "case": f"{t}, {n}, {k}", "flops": 2 * t * n * k * (1 if "K" in _SPLIT[name] else ctx.size),
-        "us": times, "fastest_us": fastest, "algorithm": report.algorithm, "path": report.path, "error": error,
-        "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
+        "us": times, "ratios": ratios, "fastest_us": fastest, "algorithm": report.algorithm, "path": report.path,
+        "error": error, "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
     }  # fmt: skip
 
 
-def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
-    """Return each contender's median time until all ranks are done, in microseconds. Collective over the context.
+def _in_turn(
+    ctx: Context, contenders: dict[str, Callable[[], Any]], count: int, times: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return each contender's median time until all ranks are done, in µs, and that of pblasmp's. Collective.
 
-    They take turns of one or a few runs, each time in a different order, so that other load on the machine, and what
-    the previous one leaves in the caches, affects all of them alike.
+    They take turns of one or a few samples, each time in a different order, so that other load on the machine, and what
+    the previous one leaves in the caches, affects all of them alike. Ratios are of samples of the same turn.
     """
     shuffle = np.random.default_rng(0)  # the same on every rank
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    found: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         samples(ctx.engine, ctx.comm, run, _WARM_UP)
     for turn in Axis.even(count, min(_TURNS, count)).counts():
         for name in shuffle.permutation(list(contenders)):
-            times[name] += samples(ctx.engine, ctx.comm, contenders[name], int(turn))
-    return {name: float(np.median(each)) * 1e6 for name, each in times.items()}
+            found[name] += samples(ctx.engine, ctx.comm, in_a_row(contenders[name], times), int(turn))
+    arrays = {name: np.array(each) / times for name, each in found.items()}
+    return (
+        {name: float(np.median(each)) * 1e6 for name, each in arrays.items()},
+        {name: float(np.median(each / arrays[OWN])) for name, each in arrays.items() if name != OWN},
+    )
 
 
 def print_bench(result: dict[str, Any], *, rate: bool = False) -> None:

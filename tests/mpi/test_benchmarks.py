@@ -180,7 +180,7 @@ def test_rounding(tmp_path):
 
 def test_tensor_parallel(tmp_path):
     """A file for each product, with every algorithm that applies next to a separate collective."""
-    options = ["--quick", "--engine=host", f"--results={tmp_path}"]
+    options = ["--quick", "--engine=host", "--in-a-row=2", f"--results={tmp_path}"]
     script = [*launch.interpreter(), "-m", "benchmarks.tensor_parallel", *options]
     command = [str(find_launcher().path), "-n", "2", *script]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -191,6 +191,8 @@ def test_tensor_parallel(tmp_path):
         (row,) = run.rows
         assert row["case"] == {"T": 16, "N": 16, "K": 16}
         assert {"pblasmp", "push", "MPI + BLAS", "GEMM alone"} <= set(row["seconds"])
+        assert set(row["ratios"]) == set(row["seconds"]) - {"pblasmp"}
+        assert (run.reference, run.options["in_a_row"]) == ("pblasmp", 2)
 
 
 def test_cholesky(tmp_path):
