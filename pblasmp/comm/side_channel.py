@@ -37,11 +37,15 @@ _POLLS = 64  # between two looks for notes
 _STALL_SECONDS = 1.0  # after which a rank tells where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
 _BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
+_LISTENERS = 16  # ranks that hear of each one that leaves: all to all, 4,096 ranks sent millions of notes
 _LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without anyone waiting for them
 
 _MAKING = -1
 
-_BROKEN, _WAITS, _HERE, _LEFT, _ASKS, _COME = "broken", "waits", "here", "left", "asks", "come"
+_BROKEN, _WAITS, _HERE, _LEFT, _ALL_LEFT, _ASKS, _COME = (
+    *("broken", "waits", "here"),
+    *("left", "all left", "asks", "come"),
+)
 
 Members = tuple[int, ...]
 
@@ -179,6 +183,8 @@ class SideChannel:
         self._waiting: dict[int, Meeting] = {}
         self._stalls: dict[int, _Stall] = {}
         self._left: dict[int, int] = {}
+        self._shows = -1  # the rank that shows its error, once this one knows it
+        self._broken_by = rank
         # Ranks that ask in which channel others wait: the agreement here, and what stands for the channel they mean.
         self._asked: dict[int, tuple[int, int]] = {}
         # The last agreement in which each rank has said that it waits, and its name.
@@ -390,12 +396,15 @@ class SideChannel:
                     self._note_stall(rank, _Stall(*value))
                 elif kind == _LEFT:
                     self._left[rank] = value
+                elif kind == _ALL_LEFT:
+                    self._shows = value
                 elif kind == _ASKS:
                     self._asked[rank] = value
                 elif kind == _COME:
                     self._met[rank] = value
                 elif not self.cause:
                     self._gives_up = True
+                    self._broken_by = rank
                     self.cause, self._conflict = value
         finally:
             self._reading.release()
@@ -475,19 +484,35 @@ class SideChannel:
         _broken.remove(self)
 
     def leave(self, weight: int) -> None:
-        """Tell the others that this rank leaves the broken context.
+        """Tell the first ranks, and the one that has broken the context, that this rank leaves it.
 
         Args:
             weight: 0 without an error, 1 with a broken context's error that is not caught, 2 with another error.
         """
         if self.rank not in self._left:
             self._left[self.rank] = weight
-            self._send(_LEFT, weight)
+            for rank in self._listeners() - {self.rank}:
+                self._send(_LEFT, weight, rank)
+
+    def _listeners(self) -> set[int]:
+        return {*range(min(self.size, _LISTENERS)), self._broken_by}
 
     def left(self) -> tuple[bool, int]:
-        """Return whether every rank has left, and which of those that have should show its error."""
+        """Return whether every rank has left, and which of them should show its error; -1 if that is not known yet.
+
+        One of those that hear of all tells the others that wait.
+        """
         self.look()
-        return len(self._left) == self.size, min(self._left, key=lambda rank: (-self._left[rank], rank))
+        if self._shows < 0 and self.rank in self._listeners():
+            shows = min(self._left, key=lambda rank: (-self._left[rank], rank))
+            if len(self._left) < self.size:
+                return False, shows
+            self._shows = shows
+            waiting = {rank for rank, weight in self._left.items() if weight}
+            if self.rank == min(self._listeners() & waiting, default=-1):
+                for rank in waiting - self._listeners():
+                    self._send(_ALL_LEFT, shows, rank)
+        return self._shows >= 0, self._shows
 
     def close(self) -> None:
         """Close the channel, as all ranks do together."""
@@ -619,7 +644,7 @@ def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
         index, kind, rank, value = json.loads(note)
         if not (_is_count(index) and _is_count(rank)):
             return None
-        if kind == _LEFT:
+        if kind in (_LEFT, _ALL_LEFT):
             fits = _is_count(value)
         elif kind == _COME:
             number, call = value = tuple(value)
