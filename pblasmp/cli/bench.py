@@ -76,10 +76,10 @@ def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
         PblasmpError: the options are not valid.
         FailureError: a rank that was started failed.
     """
-    return on_ranks(_work, options, nranks)
+    return on_ranks(bench_on_ranks, options, nranks)
 
 
-def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
+def bench_on_ranks(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
         return measure(ctx, options, reporter)

@@ -70,7 +70,7 @@ def diagnose(
         found["faults"].append((f"the ranks failed: {error}", _cure()))
     if leading():  # it starts processes
         found["facts"] = collect()
-        found["faults"] += [] if ranks == 1 else _of_facts(found["facts"])  # one rank needs no MPI
+        found["faults"] += [] if ranks == 1 else faults_of_facts(found["facts"])  # one rank needs no MPI
     if "ranks" not in found:
         return found
     found["faults"] += [
@@ -104,7 +104,7 @@ def _cure() -> str:
     return "pblasmp info shows what they depend on"
 
 
-def _of_facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def faults_of_facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield faults of what is installed, each with a cure."""
     if why := _core.stale():
         yield f"small calls are slow: {why}", f"python {_core.BUILD}"

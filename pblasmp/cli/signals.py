@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_SECONDS = 0.05
 
 
@@ -46,7 +46,7 @@ def end_on_signals() -> None:
     The cleanup that follows is not interrupted again.
     """
     _ending.error, _ending.settled = None, False
-    for number in _NUMBERS:
+    for number in NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
 

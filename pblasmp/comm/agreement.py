@@ -236,7 +236,7 @@ def _vote(
         facts = _as_texts(facts)
     except Exception as unprintable:  # noqa: BLE001 - the user's code is this rank's fault
         facts, error = {"call": call}, error or unprintable
-    vote = _Vote(comm, facts, error)
+    vote = Vote(comm, facts, error)
     if error is not None and (blocks or nests):
         deadline = time.monotonic() + _BLOCKED_SECONDS
         while not vote.done() and not comm.channel.cause:
@@ -263,7 +263,7 @@ def leave(comm: Communicator, error: BaseException) -> None:
     lost = channel.device_fault()
     if lost is not None:  # other ranks may be waiting for this device: a note tells them
         channel.break_(lost, _LEAVING)
-    vote = None if channel.cause else _Vote(comm, {"call": _LEAVING}, error)
+    vote = None if channel.cause else Vote(comm, {"call": _LEAVING}, error)
     while vote is not None and not channel.cause:
         try:
             if vote.done():
@@ -464,7 +464,7 @@ def late_vote(comm: Communicator, call: str, number: int, count: int) -> list[tu
 
 def _looked_closer(comm: Communicator, call: str, number: int, posted: Any) -> list[tuple[float, ...]] | None:
     """Return what ``gather_on`` does of ranks that did not all vote for this number, or that have no board."""
-    vote = _Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
+    vote = Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
     vote.wait()
     error = vote.outcome()
     if error is None:
@@ -474,7 +474,7 @@ def _looked_closer(comm: Communicator, call: str, number: int, posted: Any) -> l
     raise error
 
 
-class _Vote:
+class Vote:
     """One reduction over the ranks' facts (texts) and faults, and its outcome."""
 
     def __init__(

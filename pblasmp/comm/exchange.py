@@ -143,7 +143,7 @@ def filled_up(lists: Sequence[Sequence[int]]) -> Numbers:
     return found
 
 
-_MESSAGE_BYTES = 2 << 20
+MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank sends at once
 _AWAITED = 16  # messages in buffers that it awaits at once, from however many ranks
 
@@ -278,7 +278,7 @@ class Exchange:
 
 def message_elements(itemsize: int) -> int:
     """Return how many elements there are in a message at most. Local."""
-    return max(1, _MESSAGE_BYTES // itemsize)
+    return max(1, MESSAGE_BYTES // itemsize)
 
 
 def piece_of(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:

@@ -42,7 +42,7 @@ _CALLS, _TO, _FROM = ("calls", 0), "to", "from"
 """What a rank counts on a communicator: collective calls that it has begun, and messages to and from each rank."""
 
 
-class _Notes:
+class MpiNotes:
     """Notes as messages of an MPI communicator."""
 
     def __init__(self, comm: MPI.Comm, counts: _Counts) -> None:
@@ -92,7 +92,7 @@ class MpiCommunicator:
         channel.communicators.append((comm, self._counts))
         self._carries_notes = not channel.connected
         if self._carries_notes:
-            channel.connect(_Notes(comm, self._counts))
+            channel.connect(MpiNotes(comm, self._counts))
 
     __repr__ = described
 

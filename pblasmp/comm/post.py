@@ -42,9 +42,9 @@ class Post:
         here = nodes[mine]
         place = here.index(comm.rank)
         others = [(node, ranks) for node, ranks in enumerate(nodes) if node != mine]
-        self._letters = [_Sheet(comm, node, ranks[place % len(ranks)]) for node, ranks in others]
+        self._letters = [Sheet(comm, node, ranks[place % len(ranks)]) for node, ranks in others]
         self._boxes = [
-            _Sheet(comm, node, rank)
+            Sheet(comm, node, rank)
             for node, ranks in others
             for at, rank in enumerate(ranks)
             if here[at % len(here)] == comm.rank
@@ -67,7 +67,7 @@ class Post:
         return [each for each in sheets if each[0]]
 
 
-class _Sheet:
+class Sheet:
     """Room for what goes to a rank, or comes from it: a head, and at most so many bytes. Most is never touched.
 
     It has the interface of the request of its message.
@@ -86,11 +86,13 @@ class _Sheet:
         return bool(self._request)
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Return whether its message is done. Local."""
         return bool(self._request.Test())
 
     def Cancel(self) -> None:  # noqa: N802
+        """Receive nothing any more. Local."""
         self._request.Cancel()
 
 
-def _states(sheets: Sequence[_Sheet]) -> Any:
+def _states(sheets: Sequence[Sheet]) -> Any:
     return (_core.SheetState * len(sheets))(*(each.state() for each in sheets))

@@ -120,7 +120,7 @@ class _GroupCollective:
             self._work.wait(timedelta(seconds=_LOOK_SECONDS))
 
 
-class _StoreNotes:
+class StoreNotes:
     """Notes through the store in which the ranks found each other. Each look for notes is a message to its server."""
 
     any_thread = True
@@ -131,11 +131,13 @@ class _StoreNotes:
         self._next_look = 0.0
 
     def send(self, note: bytes, to: int | None = None) -> None:
+        """Leave a note for one rank, or for all others. Local."""
         for rank in range(self._size) if to is None else [to]:
             if rank != self._rank:
                 self._store.set(f"note {self._store.add(f'sent {rank}', 1)} {rank}", note)
 
     def arrived(self) -> list[bytes]:
+        """Return the notes that have come since the last look, which is not made often. Local."""
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + _LOOK_SECONDS
@@ -176,7 +178,7 @@ class _Gloo:
         self.channel = channel or SideChannel(self.rank, tuple(self._ranks))
         self._carries_notes = channel is None
         if self._carries_notes:
-            self.channel.connect(_StoreNotes(store, self.rank, self.size))
+            self.channel.connect(StoreNotes(store, self.rank, self.size))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _GroupCollective:
         out[...] = values

@@ -34,7 +34,7 @@ _CROWDED = 32
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
 _POLLS = 64  # between two looks for notes
-_STALL_SECONDS = 1.0  # after which a rank tells where it waits
+STALL_SECONDS = 1.0  # after which a rank tells where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
 _BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
 _LISTENERS = 16  # ranks that hear of each one that leaves: all to all, 4,096 ranks sent millions of notes
@@ -305,7 +305,7 @@ class SideChannel:
             self.check()
             if self._asked and place is not None:
                 self._answer(place)
-            if (place or for_runs or peers) and time.monotonic() >= began + _STALL_SECONDS:
+            if (place or for_runs or peers) and time.monotonic() >= began + STALL_SECONDS:
                 stalled = self._stalled(place, peers, again=stalled)
 
     def _stalled(self, place: Meeting | None, peers: Collection[int], *, again: bool) -> bool:
@@ -701,7 +701,7 @@ def where_others_wait(
     while found is None and not over:
         # Before the last look, since this rank may have had no core for long.
         over = time.monotonic() > began + limit
-        late = not call or (not over and time.monotonic() > began + _STALL_SECONDS)
+        late = not call or (not over and time.monotonic() > began + STALL_SECONDS)
         awaited = (each for each in channels if each.is_awaited(call) or (late and each.waiting()))
         found = next(awaited, None) or channels[0].meant(first)
         found = found or next((each for each in channels if each.cause), None)

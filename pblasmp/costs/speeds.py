@@ -25,17 +25,17 @@ from ..timing import in_a_row, repeated, samples
 from .machines import machine_from
 from .predict import FACTORED, kind_of, predict
 
-_ROUNDS = 5  # the speed of a machine changes within seconds: rounds lie apart
-_QUEUED = 8  # runs
+ROUNDS = 5  # the speed of a machine changes within seconds: rounds lie apart
+QUEUED = 8  # runs
 _LONG = 1.0  # seconds: nothing that would take longer
-_COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
-_SENT = {"host": 16 << 20, "gpu": 256 << 20}  # bytes of a rank
+COPIED = {"host": 64 << 20, "gpu": 512 << 20}  # bytes
+SENT = {"host": 16 << 20, "gpu": 256 << 20}  # bytes of a rank
 _TYPES = {
     "host": ("float32", "float64", "complex64", "complex128"),
     "gpu": ("bfloat16", "float32", "float64"),
 }
-_SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
-_PANEL = {
+SIZES = {"host": (32, 64, 128, 256, 512, 1024, 2048), "gpu": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+PANEL = {
     "host": (128, 64),
     "gpu": (512, 256),
 }  # rows and columns: with more rows, operations take most of the time
@@ -56,7 +56,7 @@ def measure_ranks(
         call: a public call that hardly computes.
         step: called with what is measured next.
     """
-    rounds = [_round(engine, comm, call, step) for _ in range(_ROUNDS)]
+    rounds = [one_round(engine, comm, call, step) for _ in range(ROUNDS)]
     return {"ranks": comm.size, **{name: _usual([each[name] for each in rounds]) for name in rounds[0]}}
 
 
@@ -72,7 +72,7 @@ def _usual(found: list[Any]) -> Any:
     return median(found)
 
 
-def _round(
+def one_round(
     engine: Engine, comm: Communicator, call: Callable[[], Any], step: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure everything once. Collective over the ranks."""
@@ -87,7 +87,7 @@ def _round(
     table["launch_seconds"] = seconds(_product(engine, 8, "float32"))
     table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
     step("copies")
-    table["copy"] = {"bytes_per_second": _COPIED[kind] / seconds(_copy(engine))}
+    table["copy"] = {"bytes_per_second": COPIED[kind] / seconds(_copy(engine))}
     if comm.size > 1:
         step("messages")
         table["link"] = _measure_link(engine, comm, seconds, table["call_seconds"])
@@ -96,7 +96,7 @@ def _round(
         step(f"products of {dtype}")
         table["gemm"][dtype] = list(_curve(engine, comm, dtype, seconds))
     step("panels")
-    rows, cols = _PANEL[kind]
+    rows, cols = PANEL[kind]
     table["columns"] = {
         name: max(comm.allgather(seconds(make(engine, rows, cols)))) / cols for name, make in _COLUMNS.items()
     }
@@ -120,7 +120,7 @@ def measure_calls(
     about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
     machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")
     found: dict[str, list[float]] = {}
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         for problem, run in calls:
             foreseen = predict(problem, machine, nranks=comm.size)
             if engine.traits.queues and kind_of(problem) not in FACTORED:
@@ -135,15 +135,15 @@ def measure_calls(
 
 def _queueing(engine: Engine, run: Callable[[], Any]) -> float:
     """Return how long the host takes to queue a run among many. Collective over the ranks."""
-    for _ in range(_QUEUED):
+    for _ in range(QUEUED):
         run()
     engine.synchronize()
     start = time.perf_counter()
-    for _ in range(_QUEUED):
+    for _ in range(QUEUED):
         run()
     took = time.perf_counter() - start
     engine.synchronize()
-    return took / _QUEUED
+    return took / QUEUED
 
 
 def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, float]]:
@@ -154,7 +154,7 @@ def measure_speed(engine: Engine, comm: Communicator) -> tuple[int, dict[str, fl
         run()
         return amount / min(samples(engine, comm, run, 3))
 
-    copied = _COPIED[_kind(engine)]
+    copied = COPIED[_kind(engine)]
     speed = {"copy": rate(copied, _copy(engine)), "gemm": rate(2.0 * n**3, _product(engine, n, "float32"))}
     return n, speed
 
@@ -167,7 +167,7 @@ def _curve(
     engine: Engine, comm: Communicator, dtype: str, seconds: Callable[[Callable[[], Any]], float]
 ) -> Iterator[list[Any]]:
     """Yield each n and the operations per second of n × n products. Collective over the ranks."""
-    for n in _SIZES[_kind(engine)]:
+    for n in SIZES[_kind(engine)]:
         run, times = _recorded(engine, n, _product(engine, n, dtype))
         took = max(comm.allgather(seconds(run))) / times
         yield [n, 2 * n**3 * (4 if dtype.startswith("complex") else 1) / took]
@@ -231,7 +231,7 @@ def _product(engine: Engine, n: int, dtype: str) -> Callable[[], None]:
 
 
 def _copy(engine: Engine) -> Callable[[], None]:
-    n = math.isqrt(_COPIED[_kind(engine)] // 8)
+    n = math.isqrt(COPIED[_kind(engine)] // 8)
     a, b = (engine.empty((n, n), np.dtype(np.float64), "C", n) for _ in range(2))
     a[...] = 0
 
@@ -250,7 +250,7 @@ def _measure_link(
     Between CPU ranks a matrix is moved from columns to rows of processes, so that messages are packed, as most are.
     """
     gpus, found = engine.traits.queues, []
-    for nbytes in (64, _SENT[_kind(engine)]):
+    for nbytes in (64, SENT[_kind(engine)]):
         run, sent, messages = (_to_next if gpus else _moved)(engine, comm, nbytes)
         found.append((sent, seconds(run), messages))
     (few, short, messages), (many, long, _) = found

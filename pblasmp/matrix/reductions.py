@@ -33,7 +33,7 @@ from .creation import diagonal_places
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-_SLAB = 1 << 18  # elements that are converted at a time
+SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_OF_GPUS = 1 << 24
 
 
@@ -72,7 +72,7 @@ def _slabs(
     """
     xp, local = _local(matrix, on_host=on_host)
     rows, cols = local.shape
-    size = _SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS
+    size = SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS
     wide, d = _wide(matrix.dtype), matrix.descriptor
     if not local.size:
         return

@@ -229,7 +229,7 @@ def _trtrs(call: FactorCall) -> None:
 
 def _geqrf(call: FactorCall) -> None:
     found = qr(call.a, out=call.a)
-    mine, places = _here(call, 1, len(found.tau))
+    mine, places = done_here(call, 1, len(found.tau))
     call["tau"].reshape(-1)[places] = found.tau[mine]
 
 
@@ -286,7 +286,7 @@ def _singular_values(call: FactorCall) -> None:
     call["s"].reshape(-1)[: len(values)] = values
 
 
-def _here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def done_here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which of the first ``count`` rows of sub(A) this process has, and their places among its rows of A.
 
     Or columns, with axis 1.
@@ -305,7 +305,7 @@ def _whole(call: FactorCall, array: NDArray[Any], axis: int, count: int) -> NDAr
 
     Or of its columns, with axis 1. Collective.
     """
-    mine, places = _here(call, axis, count)
+    mine, places = done_here(call, axis, count)
     known = array.reshape(-1)[places]
     whole = np.zeros(count, known.dtype)
     for indices, values in call.a.context.comm.allgather((mine, known)):
@@ -315,7 +315,7 @@ def _whole(call: FactorCall, array: NDArray[Any], axis: int, count: int) -> NDAr
 
 def _give_pivots(call: FactorCall, pivots: NDArray[np.int64]) -> None:
     """Write the pivots of this process's rows to IPIV: rows of A, from 1."""
-    mine, places = _here(call, 0, len(pivots))
+    mine, places = done_here(call, 0, len(pivots))
     call["ipiv"].reshape(-1)[places] = pivots[mine] + call["a"].i
 
 

@@ -55,9 +55,9 @@ class ProcessGrid:
     def close(self) -> None:
         """Close the context if gridinit made it, or let it idle, and forget the number. Collective over the grid."""
         if self.context is not self.parent:
-            wanted = self.key is not None and sum(map(len, _idle.values())) < _MOST_IDLE
+            wanted = self.key is not None and sum(map(len, idle_grids.values())) < MOST_IDLE
             if self.context.idle(wanted=wanted):
-                _idle.setdefault(self.key, []).append(self)
+                idle_grids.setdefault(self.key, []).append(self)
         _known[self.number] = None
 
 
@@ -72,8 +72,8 @@ PATIENCE = 1.0
 """For how many seconds a process whose arguments are illegal waits to learn whether others wait for it."""
 
 _known: dict[int, ProcessGrid | None] = {}  # by number; None if it is closed
-_idle: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
-_MOST_IDLE = 32
+idle_grids: dict[Any, list[ProcessGrid]] = {}  # by key; the last one that was closed is last
+MOST_IDLE = 32
 _numbers = itertools.count()
 
 
@@ -156,7 +156,7 @@ def _made(
     key = None
     if context is None:
         key = grid, tuple(comm.allgather((this_process(), settings))[: grid.size])
-        if all(comm.allgather(not inside or key in _idle)):
+        if all(comm.allgather(not inside or key in idle_grids)):
             return _woken(key) if inside else -1
     groups = [range(grid.size), range(grid.size, comm.size)]
     part = comm.split([group for group in groups if group])
@@ -178,9 +178,9 @@ def _settings(engine: Any) -> tuple[str, ...]:
 
 def _woken(key: Any) -> int:
     """Return the number of a grid that idles. Collective over the grid."""
-    found = _idle[key].pop()
-    if not _idle[key]:
-        del _idle[key]
+    found = idle_grids[key].pop()
+    if not idle_grids[key]:
+        del idle_grids[key]
     found.context.resume()
     _known[found.number] = found
     return found.number

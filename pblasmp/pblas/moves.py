@@ -39,7 +39,7 @@ class MoveRoutine(PblasRoutine):
 
     def run(self, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> None:
         """Check the arguments, agree on them, move. Collective over the grid of ictxt."""
-        _move(full, self.names, dtype, given, voted=voted)
+        move_planned(full, self.names, dtype, given, voted=voted)
 
 
 def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | None:
@@ -99,7 +99,7 @@ def _number(part: Part) -> int:
     return int.from_bytes(digest, "little") >> 11
 
 
-def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any], *, voted: bool) -> None:
+def move_planned(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any], *, voted: bool) -> None:
     """Check the arguments, agree on them, move. Collective over the grid of ictxt."""
     faults = Faults(full, names)
     everybody = of_number(given["ictxt"])

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 Matrix = TypeVar("Matrix")
 
-_MANY = 1000
+MANY_PLANS = 1000
 _CACHES_OF_MACHINE = 1 << 29  # bytes of one kind of cache, of all ranks of a machine
 _GRACE_SECONDS = 1.0
-_LITTLE = 1 << 20  # bytes of the kept plans of a context that idles
+LITTLE = 1 << 20  # bytes of the kept plans of a context that idles
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _groups: dict[tuple[tuple[tuple[str, str], int], ...], int] = {}
 """Groups of processes, numbered in the order in which this one first met them."""
@@ -254,7 +254,7 @@ class Runtime(Generic[Matrix]):
         Returns:
             Whether it idles. For its users it is closed, until it resumes.
         """
-        self._end(may_idle=wanted and self.engine.can_idle() and self.kept.nbytes <= _LITTLE)
+        self._end(may_idle=wanted and self.engine.can_idle() and self.kept.nbytes <= LITTLE)
         return self._idles
 
     def resume(self) -> None:
@@ -426,10 +426,10 @@ class Runtime(Generic[Matrix]):
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
         self._adopted += 1
-        if len(self._children) == _MANY:
+        if len(self._children) == MANY_PLANS:
             with self.agreement("keeping plans"):  # warnings may be errors
                 warnings.warn(
-                    f"{self!r} made at {self.made_at} has {_MANY} open plans: close those that are no longer used",
+                    f"{self!r} made at {self.made_at} has {MANY_PLANS} open plans: close those that are no longer used",
                     ResourceWarning,
                     stacklevel=3,
                 )

@@ -177,7 +177,7 @@ def _cast_delayed(
                 facts["scales"] = (
                     f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
                 )
-                facts["histories"] = _digest(history) if compares else "as agreed before"
+                facts["histories"] = digest(history) if compares else "as agreed before"
         mine, measured = history[row : row + len(tensors)], None
         if measures:
             measured = reduce(torch.stack([_amax(tensor) for tensor in tensors]), ctx, dist.ReduceOp.MAX)
@@ -191,7 +191,8 @@ def _cast_delayed(
     return [*(_cast(tensor, unit, kind) for tensor, unit in zip(tensors, units, strict=True)), units, after]
 
 
-def _digest(history: Tensor) -> str:
+def digest(history: Tensor) -> str:
+    """Return what tells a history of scales from others, in words. Local."""
     return f"{tuple(history.shape)} {hashlib.sha256(history.cpu().numpy().tobytes()).hexdigest()[:12]}"
 
 
@@ -255,7 +256,7 @@ def _product(
     if bias is not None:  # the types that cuBLASLt has
         bias = bias.to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
     if FORMS[form].call is None:
-        y = _local(as_rows(x8), w8, units, dtype, bias)
+        y = multiply_local(as_rows(x8), w8, units, dtype, bias)
         return y.reshape(*x8.shape[:-1], w8.shape[0]), x8.new_empty(0)
     scales, kind = Scales(a=units[0], b=units[1]), str(dtype).removeprefix("torch.")
     y, gathered = run(
@@ -271,19 +272,20 @@ def _product_fake(
     return x8.new_empty(y, dtype=dtype), x8.new_empty(gathered if keep else [0])
 
 
-def _local(
+def multiply_local(
     a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
     """Return a bᵀ + bias for 8-bit a (m, k) and b (n, k), both C-ordered. Local."""
     fits = a.numel() and b.numel() and a.shape[1] % 16 == b.shape[0] % 16 == 0
     if fits and a.is_cuda and torch.cuda.get_device_capability(a.device) >= (8, 9):
-        y = _on_tensor_cores(a, b, units, dtype)
+        y = on_tensor_cores(a, b, units, dtype)
         return y if bias is None else y + bias.to(dtype)
     y = (a.float() @ b.float().t()) * (units[0] * units[1])
     return (y if bias is None else y + bias).to(dtype)
 
 
-def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+def on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return A Bᵀ of 8-bit matrices with one scale each, by the GPU's tensor cores. Local."""
     each = ScalingType.TensorWise
     # cuBLASLt needs aligned scales.
     a_unit, b_unit = (unit.clone() if unit.data_ptr() % 16 else unit for unit in units)
@@ -410,7 +412,7 @@ scaled_back = operator(
 
 
 def _scaled_weight(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
-    return _local(as_rows(g8).t().contiguous(), as_rows(x8).t().contiguous(), (g_unit, x_unit), dtype)
+    return multiply_local(as_rows(g8).t().contiguous(), as_rows(x8).t().contiguous(), (g_unit, x_unit), dtype)
 
 
 def _scaled_weight_fake(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:

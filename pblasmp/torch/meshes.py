@@ -59,7 +59,7 @@ def _store(comm: Communicator, call: str) -> Any:
     """Return a store that listens at one address only, which every rank reaches. Collective over ``comm``."""
     one_node = len(machines_of(comm.locations())) == 1
     with Agreement(comm, call):
-        sockets = [] if comm.rank else _listening([_LOOPBACK] if one_node else _addresses(), comm.size)
+        sockets = [] if comm.rank else listening([_LOOPBACK] if one_node else addresses_of_host(), comm.size)
     try:
         places: list[Place] = comm.bcast([each.getsockname()[:2] for each in sockets])
         number, mine = _reached(comm, places)
@@ -101,7 +101,7 @@ def _reached(comm: Communicator, places: list[Place]) -> tuple[int | None, str]:
     return None, ""
 
 
-def _listening(addresses: list[str], ranks: int) -> list[socket.socket]:
+def listening(addresses: list[str], ranks: int) -> list[socket.socket]:
     """Return sockets that listen at those of the addresses that this host has. Local.
 
     Raises:
@@ -119,7 +119,7 @@ def _listening(addresses: list[str], ranks: int) -> list[socket.socket]:
     return found
 
 
-def _addresses() -> list[str]:
+def addresses_of_host() -> list[str]:
     """Return addresses at which others may reach this host, the most likely first. Local."""
     # Many hosts resolve their own name to a loopback address, or wait long for someone who knows it.
     own = list(interfaces()) or _resolved(socket.gethostname())
@@ -373,7 +373,7 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if _GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return tensor.to_local()
     part: Tensor = _Local.apply(tensor)
     return part
@@ -385,7 +385,7 @@ def part_of(tensor: Tensor) -> Tensor:
 
 
 _EARLIER = str(torch.__version__).startswith(("2.11.", "2.12."))
-_GRADIENTS_STAY_SPLIT = not _EARLIER
+GRADIENTS_STAY_SPLIT = not _EARLIER
 """Whether PyTorch accumulates the gradient of a DTensor of uneven parts as such a DTensor, not as a replicated one."""
 
 

@@ -352,13 +352,13 @@ def _gradients(
 
     if kind.scatters:
         gx, gathered = of_x(any(needs))
-        return gx, *_of_parameters(node, gathered, x)
+        return gx, *of_parameters(node, gathered, x)
     if not needs_x:
-        return None, *_of_parameters(node, gy, x)
+        return None, *of_parameters(node, gy, x)
     if FORMS[kind.back].call is None:
-        return of_x()[0], *_of_parameters(node, gy, x)
+        return of_x()[0], *of_parameters(node, gy, x)
     operations = 2.0 * gy.numel() * (w.numel() // max(1, gy.shape[-1]))
-    return beside(gy, operations, lambda: of_x()[0], lambda: _of_parameters(node, gy, x))
+    return beside(gy, operations, lambda: of_x()[0], lambda: of_parameters(node, gy, x))
 
 
 product = operator(
@@ -527,7 +527,7 @@ class EagerProduct(torch.autograd.Function):
 # -- gradients of parameters
 
 
-_WORTH_A_STREAM = 2e10
+WORTH_A_STREAM = 2e10
 """Operations, less than which take less time than another stream takes to be used."""
 
 
@@ -543,7 +543,7 @@ def beside(
         operations: of ``then``: a little is done behind ``first``.
         first, then: compute.
     """
-    streams = None if operations < _WORTH_A_STREAM else _streams(like)
+    streams = None if operations < WORTH_A_STREAM else streams_of(like)
     if streams is None:
         return first(), *then()
     current, side = streams
@@ -559,7 +559,7 @@ def beside(
     return result, *others
 
 
-def _streams(tensor: Tensor) -> tuple[Any, Any] | None:
+def streams_of(tensor: Tensor) -> tuple[Any, Any] | None:
     """Return the current stream of a tensor's GPU and another one; None elsewhere, and in compiled code. Local."""
     if type(tensor) is not Tensor or not tensor.is_cuda:
         return None
@@ -571,7 +571,7 @@ def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of weights and bias, None for those that are not needed. Local."""
     _, needs_w, needs_bias, *_ = node.needs_input_grad
     rows = as_rows(gy) if needs_w or needs_bias else None

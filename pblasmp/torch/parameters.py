@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..comm import Agreement
     from ..context import Context
 
-_AT_ONCE = 2**18  # numbers drawn at a time
+AT_ONCE = 2**18  # numbers drawn at a time
 _TOGETHER = 16  # torch.Tensor.normal_ on the CPU draws in groups of 16
 
 
@@ -51,7 +51,7 @@ def fill_part(
     if not rows * width:
         return
     step = _TOGETHER // math.gcd(width, _TOGETHER)
-    block = max(1, _AT_ONCE // width // step) * step
+    block = max(1, AT_ONCE // width // step) * step
     first = 0
     while first < rows:
         last = first + block if first + block + step <= rows else rows
@@ -185,7 +185,7 @@ def draw_whole_on(mesh: DeviceMesh | None) -> None:
         _random._rng_tracker = _Tracker(_random._rng_tracker)
 
 
-_AT_ONCE = 2**20  # elements sent in one message
+AT_ONCE = 2**20  # elements sent in one message
 
 
 def agreed(ctx: Context, call: str) -> Agreement:
@@ -392,7 +392,7 @@ def _bytes(values: Tensor) -> Any:
 def _rows_at_once(values: Tensor) -> Iterator[Tensor]:
     """Yield the rows of a tensor, some at a time, unless it is empty. Local."""
     if values.numel():
-        yield from values.split(max(1, _AT_ONCE * values.shape[0] // values.numel()))
+        yield from values.split(max(1, AT_ONCE * values.shape[0] // values.numel()))
 
 
 def _fitting(mesh: object, ctx: Context) -> DeviceMesh:

@@ -44,7 +44,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "board": (pblasmp.comm.board.Board, "imax", 40),
     "fence": (pblasmp.comm.board.Board, "meet", 20),
     "allgather": (pblasmp.comm.mpi_communicator.MpiCommunicator, "allgather", 6),
-    "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
+    "vote": (pblasmp.comm.agreement.Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.host_operations.HostOperations, "gemm", 20),
     "direct vote": (pblasmp.comm.board.Board, "vote", 20),
     "direct": (pblasmp.engines.host.direct.calls.HostDirect, "_status", 10),

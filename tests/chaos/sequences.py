@@ -71,8 +71,8 @@ class Watch:
         self._rank = rank
         self.what, self._since = "", time.monotonic()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
 
     def doing(self, what: str) -> None:
         """Say what begins. Local."""
@@ -88,7 +88,7 @@ class Watch:
     def close(self) -> None:
         """End it. Local."""
         self._done.set()
-        self._thread.join()
+        self.thread.join()
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:

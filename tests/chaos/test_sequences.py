@@ -25,6 +25,7 @@ from pblasmp.launch import Job as Ranks
 from pblasmp.runtime import matrix_calls
 from tests.chaos import sequences
 from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
+from tests.helpers import inside
 from tests.helpers.gpu.jobs import Job
 from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
@@ -110,13 +111,13 @@ def one_buffer_twice(patch):
 
     def _buffer(self, i):
         if len(self._buffers) < 3:
-            memory = self._cupy.cuda.alloc_pinned_memory(host_copies._CHUNK)
+            memory = self._cupy.cuda.alloc_pinned_memory(host_copies.CHUNK)
             event = self._cupy.cuda.Event(disable_timing=True)
-            self._buffers.append((memory, np.frombuffer(memory, np.uint8, host_copies._CHUNK), event))
+            self._buffers.append((memory, np.frombuffer(memory, np.uint8, host_copies.CHUNK), event))
             return self._buffers[-1]
         return self._buffers[i % 3]
 
-    patch.setattr(host_copies.HostCopies, "_buffer", _buffer)
+    patch.setattr(*inside.STAGING_BUFFER, _buffer)
 
 
 def stale_operands(patch):
@@ -135,11 +136,9 @@ def calls_that_differ(patch):
     signature = matrix_calls.MatrixCall.signature
 
     def without_alpha(call):
-        how, call._how = call._how, {**call._how, "alpha": 1}
-        try:
+        with patch.context() as briefly:
+            briefly.setitem(inside.options(call), "alpha", 1)
             return signature(call)
-        finally:
-            call._how = how
 
     patch.setattr(matrix_calls.MatrixCall, "signature", without_alpha)
 
@@ -313,7 +312,7 @@ def test_a_watch_ends_with_its_work():
     watch = Watch(0)
     watch.doing("step 1")
     watch.close()
-    assert not watch._thread.is_alive()
+    assert not watch.thread.is_alive()
 
 
 def test_a_rank_takes_the_gpu_of_its_number(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 from pblasmp import launch
 from pblasmp.launch import Job
 from tests.chaos.program import CATCHABLE, KINDS
+from tests.helpers import inside
 from tests.helpers.mpi import NODES, ROOT, launcher_on
 
 __all__ = ["ordered", "tried"]
@@ -69,7 +70,7 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
 def show_stacks(job: Job, directory: Path, nranks: int) -> None:
     """Have every rank print where it stands."""
     ranks = {each["pid"] for rank in range(nranks) for each in lines(directory / f"rank{rank}.jsonl")[:1]}
-    for pid in ranks & set(job._members()):
+    for pid in ranks & set(inside.processes(job)):
         os.kill(pid, signal.SIGUSR1)
     time.sleep(1)
 
@@ -77,7 +78,7 @@ def show_stacks(job: Job, directory: Path, nranks: int) -> None:
 def left_of(job: Job) -> int:
     """Return how many processes of a job that has ended are still there after two seconds."""
     deadline = time.monotonic() + 2
-    while (left := len(list(job._members()))) and time.monotonic() < deadline:
+    while (left := len(inside.processes(job))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers import inside
 
 N = 1 << 22  # bytes
 
@@ -52,7 +53,7 @@ def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
         graph = plan.graph()
         graph.replay()
         workspace = ctx.engine.session.cublasmp.workspace(d.grid)
-        workspace.grow(workspace._device_bytes + 1, 0)
+        inside.grow(workspace)
         with pytest.raises(pb.ClosedError, match="has been replaced"):
             graph.replay()
         product()
@@ -72,8 +73,8 @@ def test_a_graph_outlives_buffers_that_grow_on_one_rank(ctx):
     with pb.plan(pb.matmul_allreduce, x, w, ctx) as plan:
         expected = plan().copy()
         graph = plan.graph()
-        for owner, name in list(arena._buffers) if ctx.rank == 0 else []:
-            arena.buffer(owner, name, 2 * arena._buffers[owner, name][0].size)
+        if ctx.rank == 0:
+            inside.double(arena)
         found = graph.replay().copy()
         assert bool((found == expected).all())
         assert bool((plan() == expected).all())

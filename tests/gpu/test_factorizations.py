@@ -44,8 +44,8 @@ def test_every_layout(ctx, case, dtype):
     rng = np.random.default_rng(91)
     found = []
     for turn in range(draws(4, long=12)):
-        least = 0 if turn % 2 else queued._LARGE  # copy engines deliver small panels, too
-        with panels_of(ctx, int(rng.integers(1, 9))), mock.patch.object(queued, "_LARGE", least):
+        least = 0 if turn % 2 else queued.LARGE_PANEL  # copy engines deliver small panels, too
+        with panels_of(ctx, int(rng.integers(1, 9))), mock.patch.object(queued, "LARGE_PANEL", least):
             found += faults_of([case(ctx, rng, dtype)])
     assert not found, "\n".join(found)
 
@@ -118,7 +118,7 @@ def test_large_cholesky(ctx, n, dtype):
         with ExitStack() as stack:
             if uplo == "U":  # as if it were large
                 stack.enter_context(mock.patch.object(ctx.engine.operations, "inverts", (2, 1)))
-                stack.enter_context(mock.patch.object(factor_panels, "_SLAB", 300))
+                stack.enter_context(mock.patch.object(factor_panels, "SLAB", 300))
             x = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L").allgather())
             factor = pb.linalg.cholesky(a, lower=uplo == "L", out=pick(rng, (None, a))).allgather()
         lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)
@@ -206,7 +206,7 @@ def test_panels_that_process_rows_share(ctx, dtype):
         d = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=dtype, order="F")
         a = ctx.scatter(only("L", whole), d)
         with (
-            mock.patch.object(panel_shape, "_ROUNDS", 0),
+            mock.patch.object(panel_shape, "ROUNDS", 0),
             mock.patch.object(ctx.engine.operations, "shared_from", 0),
             mock.patch.object(ctx.engine.operations, "shared_width", 256),
             mock.patch.object(ctx.engine, "prepare_move", wraps=ctx.engine.prepare_move) as moves,

@@ -109,7 +109,7 @@ def test_products_whose_operands_are_moved(ctx, way):
 
 @pytest.mark.parametrize("panel", [1000, 64 << 20])
 def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
-    monkeypatch.setattr(gpu_transport, "_PANEL_BYTES", panel)
+    monkeypatch.setattr(gpu_transport, "PANEL_BYTES", panel)
     directory = ctx.comm.bcast(str(tmp_path))
     wrongs = [
         fault

@@ -191,12 +191,12 @@ def test_pytorch_tensors(ctx, form):
 
 def test_bench(ctx):
     """What ``pblasmp bench`` does on each rank: pblasmp as NCCL + cuBLAS, and a time for each."""
-    from pblasmp.cli.bench import BenchOptions, _work
+    from pblasmp.cli.bench import BenchOptions, bench_on_ranks
     from pblasmp.cli.reports import Reporter
     from pblasmp.layout.schemes import FORMS
 
     shapes = ((256, 128, 512), (1024, 512, 1024))
-    result = _work(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp"), Reporter())
+    result = bench_on_ranks(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp"), Reporter())
     assert (result["separate"], result["dtype"]) == ("NCCL + cuBLAS", "bfloat16")
     for name, rows in result["sections"].items():
         for row in rows:

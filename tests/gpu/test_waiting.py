@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
+from tests.helpers import inside
 from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
 
 PATIENCE = 10.0
@@ -152,7 +153,7 @@ def test_a_user_s_graph_lasts_when_buffers_grow(ctx, streams, form, algo):
             assert_end(context, [stream])
             small.check(y)
             with pb.plan(form, large.x, large.w, context, algo=algo) as larger:
-                assert context.engine.session.gpu.windows._retired  # type: ignore[attr-defined]
+                assert inside.windows_retired(context)
                 for turn in itertools.islice(itertools.cycle((0, 1)), 6):
                     if turn:
                         y.fill(7)

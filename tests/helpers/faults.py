@@ -51,7 +51,7 @@ def wait_in_mpi():
 
 def in_time(seconds):
     """Have a rank that waits look so soon for what may be wrong."""
-    pblasmp.comm.side_channel._STALL_SECONDS = seconds
+    pblasmp.comm.side_channel.STALL_SECONDS = seconds
 
 
 def matrix(ctx):
@@ -543,7 +543,7 @@ def finalized_before_the_end():
 
 
 def too_many_plans():
-    pblasmp.runtime.runtime._MANY = 50
+    pblasmp.runtime.runtime.MANY_PLANS = 50
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         plans = [pb.plan(pb.matmul, a, a) for _ in range(49)]

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from pblasmp.engines.gpu.runtime.host_copies import HostCopies
 from pblasmp.engines.host.direct import FIRST_SLABS
+from pblasmp.engines.host.direct.calls import HostDirect
+from pblasmp.engines.host.spectral_libraries import LapackProduct
+from pblasmp.runtime.plans import Plan
 
 
 def votes(ctx: Any) -> int:
@@ -71,3 +76,82 @@ def messages(ctx: Any, rank: int) -> tuple[int, int]:
 def wait_patiently(ctx: Any, patient: bool) -> None:
     """Have ranks wait as those that share cores, or as those that have their own."""
     ctx.comm.patient = ctx.control.patient = ctx.engine._node.patient = patient
+
+
+def is_open(ctx: Any) -> bool:
+    return ctx._open
+
+
+def notes(ctx: Any) -> Any:
+    """What carries this rank's notes to others."""
+    return ctx.control.channel._transport
+
+
+def notes_read(ctx: Any) -> int:
+    """How many notes in PyTorch's store this rank has read."""
+    return notes(ctx)._read
+
+
+def limits_blas(engine: Any) -> bool:
+    """Whether the engine limits BLAS's threads."""
+    return engine._limit.is_set
+
+
+def have_available(ctx: Any, available: Callable[[], int]) -> None:
+    """Have the node's available memory, in bytes, told by a function."""
+    ctx.engine.transport._available = available
+
+
+def library(ctx: Any, name: str) -> Any:
+    """The shared library of that name that the CPU ranks' engine has opened."""
+    return ctx.engine.mpi_libraries[name]._library
+
+
+def product(plan: Any) -> Any:
+    """What a plan runs."""
+    return plan._product
+
+
+def split(layer: Any) -> int:
+    """The dimension of its weight that a layer splits."""
+    return layer._split
+
+
+def addresses_of_blas(direct: Any, dtype: str) -> Any:
+    """The addresses of BLAS's and LAPACK's routines for a type ("s", "d", "c", "z"), which the core calls."""
+    direct._load(dtype)
+    return direct._state.functions["sdcz".index(dtype)]
+
+
+def grow(workspace: Any) -> None:
+    """Have a workspace on a GPU replaced by a larger one."""
+    workspace.grow(workspace._device_bytes + 1, 0)
+
+
+def double(arena: Any) -> None:
+    """Have all buffers on a GPU replaced by larger ones."""
+    for owner, name in list(arena._buffers):
+        arena.buffer(owner, name, 2 * arena._buffers[owner, name][0].size)
+
+
+def windows_retired(ctx: Any) -> Any:
+    """The windows of GPUs' memory that have been replaced, but may still be read."""
+    return ctx.engine.session.gpu.windows._retired
+
+
+def options(call: Any) -> dict[str, Any]:
+    """The keywords of a plain call."""
+    return call._how
+
+
+def processes(job: Any) -> list[int]:
+    """The processes of a job that are there."""
+    return list(job._members())
+
+
+# Methods, for ``mock.patch.object(*METHOD, other)``
+CARRY_OUT = HostDirect, "_status"
+EIGENVALUES = LapackProduct, "_eigenvalues"
+RUN_AGAIN = Plan, "_run_with"
+STAGING_BUFFER = HostCopies, "_buffer"
+PACK = "_pack"  # of a context's ``direct``

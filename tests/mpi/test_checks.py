@@ -11,6 +11,7 @@ from pblasmp.engines.host import spectral_libraries
 from pblasmp.engines.host.spectral_libraries import LapackProduct
 from pblasmp.engines.local.spectral import OneRankMethod
 from pblasmp.errors import FactorizationError
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.factor_cases import only, placed, positive, random
 from tests.helpers.mpi import run_mpi
@@ -241,12 +242,12 @@ def checked(ctx, rng):
     class Other(OneRankMethod):
         def prepare(self, engine, problem, options, operands):
             product = super().prepare(engine, problem, options, operands)
-            product._eigenvalues = computed.__get__(product)
+            setattr(product, inside.EIGENVALUES[1], computed.__get__(product))
             return product
 
-    computed = LapackProduct._eigenvalues
+    computed = getattr(*inside.EIGENVALUES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LapackProduct, "_eigenvalues", wrong)
+        patch.setattr(*inside.EIGENVALUES, wrong)
         words = ["eigh: the eigenvectors are wrong, by every algorithm", "lapack"]
         patch.setenv("PBLASMP_SCALAPACK_LIBRARY", "/nowhere")
         yield "wrong", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, check=True)

@@ -112,7 +112,7 @@ def test_a_signal_that_a_library_makes_its_own_error_of_is_a_signal():
 
 
 def test_the_alarm_clock_is_given_back():
-    before = signal.getsignal(signal.SIGALRM), [signal.getsignal(number) for number in signals._NUMBERS]
+    before = signal.getsignal(signal.SIGALRM), [signal.getsignal(number) for number in signals.NUMBERS]
     timer = signal.setitimer(signal.ITIMER_REAL, 500)
     try:
         signals.end_on_signals()
@@ -124,7 +124,7 @@ def test_the_alarm_clock_is_given_back():
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 400
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
-        for number, handler in zip(signals._NUMBERS, before[1], strict=True):
+        for number, handler in zip(signals.NUMBERS, before[1], strict=True):
             signal.signal(number, handler)
 
 

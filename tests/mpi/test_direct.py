@@ -188,8 +188,8 @@ def _sums_again(ctx):
     v, w = (ctx.scatter(np.arange(n * 1.0)[:, None] + k, block=4, grid=(ctx.size, 1)) for k in range(2))
     whole = np.diag(np.arange(1.0, n + 1))
     square = ctx.scatter(whole, block=4, grid=pb.Grid.squarest(ctx.size))
-    pack = ctx.direct._pack
-    ctx.direct._pack = lambda asked: packed.append(asked.routine) or pack(asked)
+    pack = getattr(ctx.direct, inside.PACK)
+    setattr(ctx.direct, inside.PACK, lambda asked: packed.append(asked.routine) or pack(asked))
     for count in range(3):
         x, y = (each.allgather()[:, 0] for each in (v, w))
         found = [pb.blas.dot(v, w), pb.blas.dot(v, w), pb.blas.dot(v, v), pb.blas.asum(v), pb.blas.dot(v, w)]
@@ -449,7 +449,7 @@ def moved_together(comm):
             return [local, 3, 2, desc]
 
         x, y = np.arange(400.0).reshape(20, 20), np.zeros((20, 20))
-        planned, moves._move = moves._move, None
+        planned, moves.move_planned = moves.move_planned, None
         try:
             for count, (of, to) in enumerate(itertools.permutations(every, 2)):
                 m, n = 5 + count, 17 - count
@@ -465,7 +465,7 @@ def moved_together(comm):
                 there = held(to, expected, (2, 4), (to[0] - 1, 0))
                 yield f"{of} to {to} {options}", unlike(b[0], there[0])
         finally:
-            moves._move = planned
+            moves.move_planned = planned
         a, b = held((1, comm.size), x, (3, 2), (0, 0)), held((1, 2), y, (2, 4), (0, 0))
 
         def move(m=5, i=3, uplo="L"):
@@ -643,7 +643,7 @@ def crowded(comm):
         yield "before", unlike(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T)
 
         def refuses(buffers, name, nbytes, *, shared):
-            if name == calls._SLABS:
+            if name == calls.SLABS:
                 raise MemoryError
             return get(buffers, name, nbytes, shared=shared)
 

@@ -14,6 +14,7 @@ import pblasmp as pb
 from pblasmp.engines.host.mpi_libraries import ELPA, MpiLibrary
 from reference.elpa import command, environment, locate_elpa
 from tests.helpers import elpa_cases as cases
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error
 from tests.helpers.fake_elpa import opened
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
@@ -60,7 +61,7 @@ def failing(comm, patch):
             if fails != "elpa_init":
                 patch.setattr(MpiLibrary, "opened", opened())
                 la.eigvalsh(ctx.eye(4), algo="elpa")
-                ctx.engine.mpi_libraries["ELPA"]._library.fails = fails
+                inside.library(ctx, "ELPA").fails = fails
             else:
                 patch.setattr(MpiLibrary, "opened", opened(fails=fails))
             yield fails, agreed_error(ctx, error, words, la.eigh, ctx.eye(4), algo="elpa")

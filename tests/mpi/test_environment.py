@@ -161,7 +161,7 @@ def test_a_warning_that_is_an_error_on_one_rank_is_one_on_all(tmp_path):
 
 def many(comm):
     """With as many plans as make a warning, which is an error here, every rank raises it and the context lives on."""
-    with pb.Context(comm, engine="host") as ctx, patch.object(runtime, "_MANY", 3):
+    with pb.Context(comm, engine="host") as ctx, patch.object(runtime, "MANY_PLANS", 3):
         a = ctx.zeros((8, 8), block=2)
         plans = [pb.plan(pb.matmul, a, a, alpha=float(i)) for i in (2, 3)]
         yield "many", agreed_error(ctx, ResourceWarning, ["3 open plans"], pb.plan, pb.matmul, a, a)

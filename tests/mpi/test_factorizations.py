@@ -187,15 +187,15 @@ def gathered(comm):
                 "pdgetri": (8, a, 1, 1, desc, beside),
                 "pdormqr": ("L", "N", 8, 8, 8, a, 1, 1, desc, beside, b, 1, 1, desc),
             }[name]
-            here, message = pblas_factorizations._here, "no answer"
+            here, message = pblas_factorizations.done_here, "no answer"
             if comm.rank == comm.size - 1:
-                pblas_factorizations._here = _out_of_memory
+                pblas_factorizations.done_here = _out_of_memory
             try:
                 getattr(pblas, name)(*given)
             except (MemoryError, pb.ClosedError) as error:
                 message = str(error)
             finally:
-                pblas_factorizations._here = here
+                pblas_factorizations.done_here = here
             good = "injected" in message if comm.rank == comm.size - 1 else f"left {name}" in message
             yield name, None if good else message
 

@@ -445,10 +445,10 @@ def replaced_while_loaded(comm, directory):
                 ctx.full((40, 4), {"old": 1.0, "new": 2.0}[name], block=2).save(
                     here / name / file, dataset=dataset
                 )
-            chunk = saving.zarr._CHUNK
-            saving.zarr._CHUNK = 2
+            chunk = saving.zarr.CHUNK
+            saving.zarr.CHUNK = 2
             ctx.full((40, 4), 1.0, block=2).save(here / "old" / file, dataset=dataset)
-            saving.zarr._CHUNK = chunk
+            saving.zarr.CHUNK = chunk
             where = (here / "old" / file, here / "new" / file)
             calls = []
 
@@ -688,7 +688,7 @@ def zarr_saves(comm, directory):
             (here / "old.zarr" / "notes.txt").write_text("a user's")
         comm.Barrier()
         here_too = here / "new.zarr"
-        with changed(saving.zarr, _check_length=lambda _: zarr.open_group(here_too, mode="a")):
+        with changed(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
             words = ["another job made", "new.zarr"]
             yield (
                 "at the same moment",
@@ -732,7 +732,7 @@ def interrupted(_, directory, one_step):
     every = draws(499, long=9)
     with (
         pb.Context(engine="host") as ctx,
-        changed(temporary, _renameat2=temporary._renameat2 if one_step else lambda *_: errno.EINVAL),
+        changed(temporary, renameat2=temporary.renameat2 if one_step else lambda *_: errno.EINVAL),
     ):
         matrices = [ctx.full((4, 4), float(value), block=2) for value in range(2)]
         for kind, (file, dataset) in FORMATS.items():

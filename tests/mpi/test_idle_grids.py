@@ -17,6 +17,7 @@ from pblasmp import launch, pblas
 from pblasmp.engines.host import host_engine as host
 from pblasmp.launch import Job
 from pblasmp.pblas import grids
+from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 
 SHAPE = 1, 3
@@ -25,7 +26,7 @@ SHAPE = 1, 3
 @contextmanager
 def none_idle():
     """Begin without grids that rest; close those that do at the end."""
-    with mock.patch.object(grids, "_idle", {}) as found:
+    with mock.patch.object(grids, "idle_grids", {}) as found:
         yield found
         for each in found.values():
             for grid in each:
@@ -113,10 +114,10 @@ def others(comm):
 def refusals(comm):
     """Grids that don't rest: one rank cannot, or they hold much memory."""
     with none_idle() as idle:
-        with mock.patch.object(grids, "_MOST_IDLE", 0 if comm.rank == 2 else 9):
+        with mock.patch.object(grids, "MOST_IDLE", 0 if comm.rank == 2 else 9):
             freed(comm)
         yield "one rank keeps none", str(idle) if idle else None
-        with mock.patch.object(host, "_LITTLE", 0):
+        with mock.patch.object(host, "LITTLE", 0):
             freed(comm)
         yield "memory", str(idle) if idle else None
 
@@ -128,11 +129,11 @@ def state(comm):
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None
         measured = engine and engine.measured
-        yield "limits", None if not grid or engine._limit.is_set else "no limit of BLAS's threads"
+        yield "limits", None if not grid or inside.limits_blas(engine) else "no limit of BLAS's threads"
         pblas.gridexit(number)
-        yield "idle", None if not grid or not engine._limit.is_set else "BLAS's threads are limited"
+        yield "idle", None if not grid or not inside.limits_blas(engine) else "BLAS's threads are limited"
         made(comm)
-        yield "awake", None if not grid or engine._limit.is_set else "BLAS's threads are not limited"
+        yield "awake", None if not grid or inside.limits_blas(engine) else "BLAS's threads are not limited"
         yield "measured", None if not grid or engine.measured is not measured else "what it was"
         found = not grid or pb.Context.named(grid.context.name) is grid.context
         yield "name", None if found else "not found"

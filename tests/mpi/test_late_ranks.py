@@ -18,14 +18,14 @@ def notes_of_a_late_rank(comm):
 
     On a busy machine ranks also wait for each other once or twice besides.
     """
-    side_channel._STALL_SECONDS = 0.1
-    sent, send = [], mpi_communicator._Notes.send
+    side_channel.STALL_SECONDS = 0.1
+    sent, send = [], mpi_communicator.MpiNotes.send
 
     def counted(self, note, to=None):
         sent.extend(range(self._comm.size - 1) if to is None else [to])
         send(self, note, to)
 
-    mpi_communicator._Notes.send = counted
+    mpi_communicator.MpiNotes.send = counted
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host"):
         for late in (0, comm.size - 1):
             comm.Barrier()

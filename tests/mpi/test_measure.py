@@ -25,11 +25,11 @@ from pblasmp.problems.files import read_toml
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
 SMALL = {
-    "_SIZES": {"host": (8, 16)},
-    "_COPIED": {"host": 1 << 16},
-    "_PANEL": {"host": (16, 8)},
-    "_SENT": {"host": 1 << 12},
-    "_ROUNDS": 3,
+    "SIZES": {"host": (8, 16)},
+    "COPIED": {"host": 1 << 16},
+    "PANEL": {"host": (16, 8)},
+    "SENT": {"host": 1 << 12},
+    "ROUNDS": 3,
     "repeated": partial(timing.repeated, least=0.001),
 }
 
@@ -78,7 +78,7 @@ def test_the_median_round_counts():
         {"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75), (3.0, 0.25))
     ]
     rounds = [slow | links[0], fast | links[1], slow | links[2]]
-    with mock.patch.object(speeds, "_round", side_effect=rounds), mock.patch.object(speeds, "_ROUNDS", 3):
+    with mock.patch.object(speeds, "one_round", side_effect=rounds), mock.patch.object(speeds, "ROUNDS", 3):
         assert speeds.measure_ranks(None, SimpleNamespace(size=2), None) == {
             "ranks": 2, "call_seconds": 3.0, "copy": {"bytes_per_second": 5.0},
             "gemm": {"float64": [[8, 2.0], [16, 4.0]]}, "link": {"bytes_per_second": 4.0, "seconds": 0.5},
@@ -135,8 +135,8 @@ def test_what_plan_refuses(arguments, words):
 def test_faults_that_doctor_finds():
     """Each with a cure: no MPI, a foreign mpirun, ranks without cores or memory of the node, wrong, slow."""
     facts = {"MPI library": {"problem": "none"}, "mpirun": {"problem": "foreign"}}
-    assert [fault for fault, _ in doctor._of_facts(facts)] == ["MPI library: none", "mpirun: foreign"]
-    assert list(doctor._of_facts({"MPI library": {}, "mpirun": {}})) == []
+    assert [fault for fault, _ in doctor.faults_of_facts(facts)] == ["MPI library: none", "mpirun: foreign"]
+    assert list(doctor.faults_of_facts({"MPI library": {}, "mpirun": {}})) == []
     ranks = {
         "ranks": 4, "nodes": 1, "ranks_of_node": 4, "cores": 1, "why_not_shared": "sealed", "engine": "host", "why": "",
         "checked": ["shared", "panels"], "wrong": {"panels": "the product is wrong"}, "gemm_size": 8,

@@ -182,7 +182,7 @@ def without_room(comm):
     values = np.arange(36.0).reshape(6, 6)
     with contextlib.ExitStack() as stack:
         if comm.rank == comm.size - 1:
-            stack.enter_context(mock.patch("pblasmp.comm.post._Sheet", refuses))
+            stack.enter_context(mock.patch("pblasmp.comm.post.Sheet", refuses))
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.scatter(values, block=2)
             yield "product", misplaced(a @ a, values @ values)

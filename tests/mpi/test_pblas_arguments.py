@@ -10,6 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi
 from tests.helpers.prototypes import PROTOTYPES
@@ -368,7 +369,10 @@ def closing(comm):
         ictxt = pblas.gridinit(ctx, "Col", 2, 1)
         inner = ictxt != -1 and pblas.grids.of_number(ictxt).context
         yield "open", None if pblas.gridinfo(ictxt)[0] == (2 if comm.rank < 2 else -1) else "not 2 x 1"
-    yield "closed", None if pblas.gridinfo(ictxt)[0] == -1 and not (inner and inner._open) else "still there"
+    yield (
+        "closed",
+        None if pblas.gridinfo(ictxt)[0] == -1 and not (inner and inside.is_open(inner)) else "still there",
+    )
 
 
 def matrices(comm):

@@ -125,7 +125,7 @@ def ends(comm):
         a = ctx.zeros(d)
         plans = [pb.plan(pb.matmul, a, a) for _ in range(4)]
         for i, plan in enumerate(plans):
-            plan._product.close = lambda i=i: closed.append(i)
+            inside.product(plan).close = lambda i=i: closed.append(i)
         plans[2].close()
     yield "plans are closed last made first, each once", None if closed == [2, 3, 1, 0] else f"{closed}"
     ctx.close()
@@ -162,7 +162,7 @@ def choices(comm):
     host_transport.available_bytes = lambda: available[0] if comm.rank == comm.size - 1 else 1 << 40
     with pb.Context(comm, engine="host") as ctx:
         # Buffers of the case before are not counted as available.
-        ctx.engine.transport._available = lambda: int(0.8 * host_transport.available_bytes())
+        inside.have_available(ctx, lambda: int(0.8 * host_transport.available_bytes()))
         d = _square(ctx, 256, 32)
         x, y = numbers(np.random.default_rng(43), (2, 256, 256), "float64")
         a, b = scattered(ctx, d, x), scattered(ctx, d, y)
@@ -256,7 +256,7 @@ def long_messages_hold_little(comm):
     """What a rank packs and unpacks at once is bounded, however much it sends to other nodes."""
     from pblasmp.comm import exchange
 
-    exchange._MESSAGE_BYTES = 1 << 16
+    exchange.MESSAGE_BYTES = 1 << 16
     with pb.Context(comm, engine="host") as ctx:
         d = _square(ctx, 768, 16)
         x = numbers(np.random.default_rng(45), (768, 768), "float64")

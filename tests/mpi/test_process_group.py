@@ -17,6 +17,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import _core, launch
 from pblasmp.comm import machines_of, wrap
+from tests.helpers import inside
 from tests.helpers.factor_cases import panels_of
 from tests.helpers.mpi import ROOT, RanksFailedError, run_torch, starts_ranks
 
@@ -91,10 +92,10 @@ class Store(dict[str, Any]):
 
 
 def test_notes_to_one_rank_and_to_all() -> None:
-    from pblasmp.comm.process_group import _StoreNotes
+    from pblasmp.comm.process_group import StoreNotes
 
     store = Store()
-    notes = [_StoreNotes(store, rank, 3) for rank in range(3)]
+    notes = [StoreNotes(store, rank, 3) for rank in range(3)]
     notes[0].send(b"to one", 2)
     notes[1].send(b"to all")
     assert [each.arrived() for each in notes] == [[b"to all"], [], [b"to one", b"to all"]]
@@ -232,14 +233,14 @@ def written_by_others(group: Any) -> bool:
     with pb.Context(group, engine="host") as ctx:
         if ctx.rank == 0:
             for note in (pickle.dumps(Intruder()), b"", b"[0]", pickle.dumps((0, "broken", 1, ("x", None)))):
-                ctx.control.channel._transport.send(note)
+                inside.notes(ctx).send(note)
         time.sleep(0.1)  # notes are looked for every 50 ms
         a = ctx.eye((4, 4), grid=pb.Grid(1, ctx.size), block=2)
         for _ in range(3):
             a @ a
             time.sleep(0.05)
         ctx.control.channel.look()
-        return ctx.control.channel._transport._read == (0 if ctx.rank == 0 else 4)  # who wrote gets none
+        return inside.notes_read(ctx) == (0 if ctx.rank == 0 else 4)  # who wrote gets none
 
 
 def test_what_others_write_into_the_store_is_ignored():

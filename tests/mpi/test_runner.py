@@ -142,7 +142,7 @@ def _marked():
     own = pools.Pool()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "pool", own)
-        patch.setattr(pools, "_GRACE_SECONDS", 0.3)
+        patch.setattr(pools, "GRACE_SECONDS", 0.3)
         patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))
         yield
     own.close()
@@ -301,7 +301,7 @@ def test_ranks_are_replaced_when_they_break(how):
     if how == "raises":
         failure(all_raise, 2)
     else:
-        (world,) = pools.pool._worlds.values()
+        (world,) = pools.pool.worlds.values()
         os.kill(min(before), signal.SIGKILL)
         assert world.wait(10.0) is not None
     after = {pid for pid, _ in run_mpi(whole_world, 2)}
@@ -333,7 +333,7 @@ def test_idle_ranks_sleep():
 
 @starts_ranks
 def test_the_longest_unused_ranks_make_room(monkeypatch):
-    monkeypatch.setattr(pools, "_LIMIT", 3)
+    monkeypatch.setattr(pools, "MOST_RANKS", 3)
     own = pools.Pool()
     try:
         pids = [
@@ -359,7 +359,7 @@ def disturb(comm, directory):
     sys.path.insert(0, directory)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     sys.excepthook = print
-    exchange._MESSAGE_BYTES = -1
+    exchange.MESSAGE_BYTES = -1
     Exchange.run = None
     delattr(side_channel, [*vars(side_channel)][-1])
 
@@ -373,7 +373,7 @@ def undisturbed(comm):
     return [
         *(str(Path.cwd()), os.environ.get("PBLASMP_DISTURBED"), os.environ["HOME"], sys.path),
         *(len(os.sched_getaffinity(0)), sys.excepthook is sys.__excepthook__),
-        *(exchange._MESSAGE_BYTES, callable(Exchange.run), [*vars(side_channel)], os.getpid()),
+        *(exchange.MESSAGE_BYTES, callable(Exchange.run), [*vars(side_channel)], os.getpid()),
     ]
 
 

@@ -17,6 +17,7 @@ from pblasmp import _core, verification
 from pblasmp.engines.request import Options
 from pblasmp.linalg import general
 from pblasmp.tuning import measurements
+from tests.helpers import inside
 from tests.helpers.cases import first
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
@@ -104,8 +105,7 @@ POINTERS = {
 def followed(ctx, routine, function):
     """Have this rank's BLAS or LAPACK routine for float64 followed by a function of its arguments' addresses."""
     direct, prototype = ctx.direct, ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * POINTERS[routine])
-    direct._load("d")
-    functions, place = direct._state.functions["sdcz".index("d")], _core.BLAS.index(routine)
+    functions, place = inside.addresses_of_blas(direct, "d"), _core.BLAS.index(routine)
     plain = prototype(functions[place])
     both = prototype(lambda *args: (plain(*args), function(*args))[0])
     vars(direct).setdefault("kept", []).append(both)  # it stays as long as there is an address of it

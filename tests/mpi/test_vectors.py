@@ -11,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.engines.host.direct import HostDirect
+from tests.helpers import inside
 from tests.helpers.calls import DTYPES, vector
 from tests.helpers.cases import agreed_error, first, layout, numbers, scattered
 from tests.helpers.mpi import run_mpi, run_on_one_node
@@ -93,14 +93,14 @@ def what_moves(comm):
 def what_is_shared(comm):
     """Direct products with a vector share it and partial sums alone, never A."""
     n, d, needed = 256, pb.MatrixDescriptor((256, 256), (16, 16), pb.Grid(2, 2)), []
-    status = HostDirect._status
+    status = getattr(*inside.CARRY_OUT)
 
     def carry_out(self, control, asked):
         found = status(self, control, asked)
         needed.append(self._state.nbytes)
         return found
 
-    with pb.Context(comm, engine="host") as ctx, mock.patch.object(HostDirect, "_status", carry_out):
+    with pb.Context(comm, engine="host") as ctx, mock.patch.object(*inside.CARRY_OUT, carry_out):
         a, x = ctx.zeros(d), ctx.zeros(d[:, :1])
         for routine, twice in ((pb.blas.gemv, 1), (pb.blas.trmv, 1), (pb.blas.symv, 2)):
             needed.clear()

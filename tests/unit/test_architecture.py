@@ -180,6 +180,36 @@ def test_no_module_uses_private_names_of_contexts_and_matrices():
     assert {module: names for module, names in found.items() if names} == {}
 
 
+# Private names of other libraries that tests need.
+OTHERS_PRIVATE = {
+    *("_C", "_apply", "_dynamo", "_exit", "_fields_", "_functorch", "_get_default_store", "_inductor"),
+    *("_replace", "_repr_html_", "_sleep"),
+}
+
+
+def private_names(path):
+    """The private names of other modules and objects that a file has: attributes, imports, and names in strings."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            yield str(node.args[1].value)  # of patch.object(where, name), setattr(where, name)
+
+
+@pytest.mark.parametrize("folder", ["mpi", "gpu", "chaos"])
+def test_tests_of_whole_calls_have_public_names(folder):
+    """What they need to look at inside is in tests/helpers/inside.py; tests of one module have the module's names."""
+    private = re.compile("_[a-zA-Z]\\w*")
+    found = {
+        path.name: names
+        for path in (ROOT / "tests" / folder).rglob("*.py")
+        if (names := {x for x in private_names(path) if private.fullmatch(x)} - OTHERS_PRIVATE - {"_core"})
+    }
+    assert found == {}
+
+
 def test_every_step_is_light():
     """One process imports pblasmp, lays out, gets ready to multiply for the command line, and is a rank without GPUs.
 

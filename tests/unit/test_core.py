@@ -108,7 +108,9 @@ def test_a_core_of_other_sources_is_not_used(elsewhere, monkeypatch):
     with pytest.warns(RuntimeWarning, match="small calls are slow: .* was compiled from other sources"):
         pb.Context(engine="host").close()
     whole: dict[str, dict[str, str]] = {"MPI library": {}, "mpirun": {}}
-    assert list(doctor._of_facts(whole)) == [(f"small calls are slow: {why}", f"python {build.__file__}")]
+    assert list(doctor.faults_of_facts(whole)) == [
+        (f"small calls are slow: {why}", f"python {build.__file__}")
+    ]
     assert build.build(elsewhere) == ""  # in its place, while it is loaded
     assert [each.name for each in elsewhere.parent.iterdir()] == [elsewhere.name]
 

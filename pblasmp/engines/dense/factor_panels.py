@@ -34,7 +34,7 @@ from .reflector import Reflector
 
 Array = Any
 
-_SLAB = 8192  # columns of a triangle that are moved at a time, at least
+SLAB = 8192  # columns of a triangle that are moved at a time, at least
 _SLABS = 8  # block columns of a triangle that are moved, at most
 
 
@@ -568,7 +568,7 @@ class Mover:
         if self._part is not None and not d.same_places(to):
             shape = bench.shape(self._i)
             unit = shape.width * shape.group * shape.workers
-            width = -(-max(_SLAB, cols // _SLABS) // unit) * unit
+            width = -(-max(SLAB, cols // _SLABS) // unit) * unit
         for first in range(0, cols, width):
             top = 0 if width >= cols else min(first, rows)
             window = slice(top, rows), slice(first, min(first + width, cols))

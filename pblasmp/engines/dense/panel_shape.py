@@ -13,7 +13,7 @@ from ...layout import Grid, MatrixDescriptor
 from ..protocol import Engine, Operations
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
-_ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
+ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
@@ -200,7 +200,7 @@ def _shape_on_grid(operations: Operations, d: MatrixDescriptor, usual: int, size
     made = PanelShape(*d.shape, block // group, size, group, d.grid)
     if made.rows * made.width < operations.shared_from * d.grid.nprow:
         return None
-    if group > 1 and min(d.shape) < _ROUNDS * size * block:
+    if group > 1 and min(d.shape) < ROUNDS * size * block:
         return None
     return made if d.same_places(made.described(d.dtype)) else None
 
@@ -214,7 +214,7 @@ def _shape_of_blocks(d: MatrixDescriptor, width: int, size: int) -> PanelShape |
     group = -(-d.block[1] // width)
     if d.block[1] < min(width, _WIDE) or d.block[1] % group:
         return None
-    if group > 1 and min(d.shape) < _ROUNDS * size * d.block[1]:
+    if group > 1 and min(d.shape) < ROUNDS * size * d.block[1]:
         return None
     made = PanelShape(*d.shape, d.block[1] // group, size, group)
     return made if made.width == width or d.same_places(made.described(d.dtype)) else None

@@ -311,7 +311,7 @@ def _flat(array: Array, order: str) -> Array:
     return (array if order == "C" else array.T).reshape(-1)
 
 
-_PANEL_BYTES = 64 << 20  # that a rank stages at once, about
+PANEL_BYTES = 64 << 20  # that a rank stages at once, about
 
 
 def put(
@@ -354,7 +354,7 @@ def _panels(
     engine: Engine, side: Side, values: CellArrays, dtype: np.dtype
 ) -> Iterator[tuple[tuple[int, int], CellArrays]]:
     """Yield the rows of each panel, and where each cell of the host's ``side`` is staged. Collective."""
-    rows, step = side.rows.extent, max(1, _PANEL_BYTES // max(1, max(side.cols.counts()) * dtype.itemsize))
+    rows, step = side.rows.extent, max(1, PANEL_BYTES // max(1, max(side.cols.counts()) * dtype.itemsize))
     if rows == 0 or side.cols.extent == 0:
         return
     with Agreement(engine.transport.comm, "staging"):

@@ -19,7 +19,7 @@ Array = Any
 _LANE = "ahead"
 BUFFERS = Deliveries.count  # one is read by the update, one by the panel ahead, one arrives
 TOGETHER = 2  # panels that update others at once: products over more columns read and write these less often
-_LARGE = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
+LARGE_PANEL = 64 << 20  # bytes of a panel that copy engines deliver, at least: they begin later than NCCL
 
 
 class QueuedPanels(OwnPanels):
@@ -175,7 +175,7 @@ class QueuedPanels(OwnPanels):
         buffer, about = self._buffer(k, len(panel)), self.about(k)
         if owner == self.rank:
             self._operations.copy_panel(buffer, panel)
-        if self._deliveries is not None and buffer.nbytes >= _LARGE:
+        if self._deliveries is not None and buffer.nbytes >= LARGE_PANEL:
             beside = [(int(each.data.ptr), each.nbytes) for each in about]
             start = int(buffer.data.ptr) - self._deliveries.address(slot)
             self._deliveries.deliver(_LANE, slot, owner, buffer.nbytes, beside, start=start)

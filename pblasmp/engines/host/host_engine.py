@@ -49,7 +49,7 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-_LITTLE = 16 << 20  # bytes of buffers that an engine which idles may keep
+LITTLE = 16 << 20  # bytes of buffers that an engine which idles may keep
 
 
 class HostEngine(Engine):
@@ -227,7 +227,7 @@ class HostEngine(Engine):
 
     def can_idle(self) -> bool:
         """Return whether it holds little memory. Local."""
-        return sum(self._buffers.held("")) <= _LITTLE
+        return sum(self._buffers.held("")) <= LITTLE
 
     def idle(self) -> None:
         """Give BLAS its threads back, until ``resume``. Local."""

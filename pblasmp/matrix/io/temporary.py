@@ -347,7 +347,7 @@ def exchange(new: Path, target: Path) -> Path:
     Linux does so in one step. Elsewhere it takes two, with the old directory under a third name: if a process is killed
     between them, ``put_back`` sets that right.
     """
-    number = _renameat2(new, target)
+    number = renameat2(new, target)
     if not number:
         return new
     if number not in _NOT_OFFERED:
@@ -362,7 +362,7 @@ def exchange(new: Path, target: Path) -> Path:
     return aside
 
 
-def _renameat2(one: Path, other: Path) -> int:
+def renameat2(one: Path, other: Path) -> int:
     """Exchange two names in one step; return 0, or the number of the error."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

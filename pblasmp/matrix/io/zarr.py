@@ -23,7 +23,7 @@ from .formats import check_chunks, errors_naming, parts_of
 from .hdf5 import MARK, mark, marked_dtype, stored_dtype
 from .temporary import Replacement, followed, is_temporary, put_back
 
-_CHUNK = 1024  # rows and columns of the chunks of a new array
+CHUNK = 1024  # rows and columns of the chunks of a new array
 _ARRAY, _OLD_ARRAY = "zarr.json", ".zarray"
 _RESERVED = (_ARRAY, _OLD_ARRAY, ".zgroup", ".zattrs", ".zmetadata")
 _MOST_METADATA = 1 << 26  # bytes of one of these
@@ -225,7 +225,7 @@ def _array_parts(name: str | None) -> list[str]:
     return parts
 
 
-def _check_length(path: Path) -> None:
+def check_length(path: Path) -> None:
     """Raise OSError if a name is too long for the file system. Local."""
     try:
         path.lstat()
@@ -260,7 +260,7 @@ class NewArray(Replacement):
             where = followed(where / self._parts.pop(0))
             put_back(where)
         for part in self._parts:
-            _check_length(where.parent / part)
+            check_length(where.parent / part)
         self._replaced = _replaced(where) if not self._parts and where.exists() else None
         super().__init__(where, directory=True)
         _check_foreseen(self, self._replaced is not None)
@@ -283,7 +283,7 @@ class NewArray(Replacement):
         for depth in range(len(self._parts)):
             group = self.path.joinpath(*self._parts[:depth])
             zarr.open_group(str(group), mode="a", **options)
-        chunks = tuple(min(_CHUNK, max(1, extent)) for extent in d.shape)
+        chunks = tuple(min(CHUNK, max(1, extent)) for extent in d.shape)
         # Mode "w" would recreate the directory, and lose the lock on it.
         data = zarr.open_array(
             str(self.array), mode="a", shape=d.shape, chunks=chunks, dtype=stored_dtype(d.dtype), **options

@@ -25,8 +25,8 @@ from .rank import socket_path
 
 __all__ = ["Pool", "World", "pool", "run"]
 
-_LIMIT = 16  # most ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
-_GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
+MOST_RANKS = 16  # most ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
+GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
 _LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone
 _SHOWN_LINES = 40
 _RANK = (  # a rank imports from where this process does
@@ -170,7 +170,7 @@ class World:
                 return not failed
             gone = len(self._selector.get_map()) <= len(self._links)  # the server is one of them
             if (failed or gone) and failing is None:
-                failing = time.monotonic() + (_GRACE_SECONDS if failed else _LAUNCHER_SECONDS)
+                failing = time.monotonic() + (GRACE_SECONDS if failed else _LAUNCHER_SECONDS)
             left = min(deadline, failing or deadline) - time.monotonic()
             ended = not self.alive
             ready = self._selector.select(0 if ended else min(max(left, 0), 0.1))
@@ -233,7 +233,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.keep = True
-        self._worlds: OrderedDict[tuple[int, Launcher | None], World] = OrderedDict()
+        self.worlds: OrderedDict[tuple[int, Launcher | None], World] = OrderedDict()
 
     def call(
         self,
@@ -252,26 +252,26 @@ class Pool:
         """
         __tracebackhide__ = True
         key = nranks, launcher
-        world = self._worlds.pop(key, None)
+        world = self.worlds.pop(key, None)
         if world is not None and not world.alive:
             world.end()
             world = None
         if world is None:
-            while self._worlds and nranks + sum(each.nranks for each in self._worlds.values()) > _LIMIT:
-                self._worlds.popitem(last=False)[1].end()
+            while self.worlds and nranks + sum(each.nranks for each in self.worlds.values()) > MOST_RANKS:
+                self.worlds.popitem(last=False)[1].end()
             world = World(nranks, launcher)
         try:
             answers = world.call(name, file, kwargs, timeout)
         except BaseException:
             world.end()
             raise
-        self._worlds[key] = world
+        self.worlds[key] = world
         return answers
 
     def close(self) -> None:
         """End all ranks. Local; idempotent."""
-        worlds = list(self._worlds.values())
-        self._worlds.clear()
+        worlds = list(self.worlds.values())
+        self.worlds.clear()
         for world in worlds:
             world.dismiss()
         for world in worlds:

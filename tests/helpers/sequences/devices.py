@@ -52,7 +52,7 @@ class Host:
         """Within, large matrices are sent in many messages. Local."""
         from pblasmp.comm import exchange
 
-        return mock.patch.object(exchange, "_MESSAGE_BYTES", self.large // 16)
+        return mock.patch.object(exchange, "MESSAGE_BYTES", self.large // 16)
 
     def stream(self, number: int) -> AbstractContextManager[Any]:
         """Queue on a stream what is called within."""
@@ -169,7 +169,7 @@ class Simulated(Gpu):
         from pblasmp.engines.gpu.runtime import host_copies
 
         with (
-            mock.patch.object(host_copies, "_CHUNK", self.large // 4),
+            mock.patch.object(host_copies, "CHUNK", self.large // 4),
             mock.patch.object(host_copies, "_WORTH", self.large // 64),
         ):
             yield

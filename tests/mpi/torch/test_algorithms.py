@@ -23,6 +23,7 @@ import pblasmp.torch as pt
 from pblasmp.runtime.planned import UserCall
 from pblasmp.runtime.plans import Plan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers import inside
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
@@ -60,7 +61,7 @@ def everything(comm: Any) -> Iterator[Case]:
 def spied() -> Iterator[Ran]:
     """Yield the products that run, each with the algorithm that it takes."""
     ran: Ran = []
-    run = Plan._run_with
+    run = getattr(*inside.RUN_AGAIN)
 
     def run_with(plan: Plan[Any], call: UserCall[Any], *more: Any) -> Any:
         ran.append((call.name, plan.report().algorithm))
@@ -75,7 +76,7 @@ def spied() -> Iterator[Ran]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "_run_with", run_with)
+        patch.setattr(*inside.RUN_AGAIN, run_with)
         patch.setattr(Plan, "repeat", repeat)
         yield ran
 

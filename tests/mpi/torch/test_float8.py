@@ -29,6 +29,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers import inside
 from tests.helpers.docs import DOCS, blocks
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
@@ -320,8 +321,10 @@ def forms_of_layers(ctx: pb.Context) -> None:
         y.backward(gradient[of_y])
         gx, gw, gb = expected.back(gradient)
         near("x", mine.grad, gx[of_x], torch.float32)
-        near("weight", layer.weight.grad, gw[part if layer._split == 0 else (..., part)], torch.float32)
-        near("bias", layer.bias.grad, gb[part] if layer._split == 0 else gb, torch.float32)
+        near(
+            "weight", layer.weight.grad, gw[part if inside.split(layer) == 0 else (..., part)], torch.float32
+        )
+        near("bias", layer.bias.grad, gb[part] if inside.split(layer) == 0 else gb, torch.float32)
         assert np.array_equal(array(layer.scales.amax_history), expected.history())
 
 
@@ -497,14 +500,14 @@ def frozen_says_nothing(ctx: pb.Context) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         log("reduce")
-        log("_digest")
-        for training, expected in ((True, ["_digest", "reduce"]), (True, ["reduce"]), (False, [])):
+        log("digest")
+        for training, expected in ((True, ["digest", "reduce"]), (True, ["reduce"]), (False, [])):
             pt.matmul_allreduce(x, w, ctx, scales=scales.train(training))
             assert calls == expected
             calls.clear()
         scales.load_state_dict(scales.state_dict())
         pt.matmul_allreduce(x, w, ctx, scales=scales)
-        assert calls == ["_digest"]
+        assert calls == ["digest"]
 
 
 def static(ctx: pb.Context) -> None:
@@ -586,8 +589,13 @@ def tensor_cores(ctx: pb.Context) -> None:
     g, x = drawn(ctx, 1, 16, 48).to(torch.float8_e5m2), drawn(ctx, 2, 32, 48).to(torch.float8_e4m3fn)
     units = torch.tensor([0.5], device=g.device), torch.tensor([0.25], device=g.device)
     for dtype in (torch.bfloat16, torch.float32):
-        y = float8._on_tensor_cores(g, x, units, dtype)
-        compare("product", y, float8._local(g, x, units, dtype), 2**-7 if dtype == torch.bfloat16 else 1e-6)
+        y = float8.on_tensor_cores(g, x, units, dtype)
+        compare(
+            "product",
+            y,
+            float8.multiply_local(g, x, units, dtype),
+            2**-7 if dtype == torch.bfloat16 else 1e-6,
+        )
 
 
 # -- FSDP2
@@ -878,8 +886,8 @@ def test_local_products_take_tensor_cores_that_the_gpu_has(monkeypatch, capabili
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(
-        float8, "_on_tensor_cores", lambda *given: asked.append(1) or torch.full((16, 48), 32.0)
+        float8, "on_tensor_cores", lambda *given: asked.append(1) or torch.full((16, 48), 32.0)
     )
-    y = float8._local(a.as_subclass(OnGpu), b, units, torch.float32)
+    y = float8.multiply_local(a.as_subclass(OnGpu), b, units, torch.float32)
     assert torch.equal(y.as_subclass(Tensor), torch.full((16, 48), 32.0))
     assert bool(asked) == in_8_bits

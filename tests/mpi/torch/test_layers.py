@@ -20,6 +20,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
@@ -123,11 +124,15 @@ def whole_linear(ctx: pb.Context, seed: int, k: int, n: int) -> nn.Linear:
 def compare_gradients(name: str, split: Any, whole: nn.Linear) -> None:
     part = split.shard
     expected = (
-        None if whole.weight.grad is None else whole.weight.grad[part if split._split == 0 else (..., part)]
+        None
+        if whole.weight.grad is None
+        else whole.weight.grad[part if inside.split(split) == 0 else (..., part)]
     )
     compare(f"{name}.weight", split.weight.grad, expected)
     grad = whole.bias.grad
-    compare(f"{name}.bias", split.bias.grad, grad[part] if grad is not None and split._split == 0 else grad)
+    compare(
+        f"{name}.bias", split.bias.grad, grad[part] if grad is not None and inside.split(split) == 0 else grad
+    )
 
 
 def partly_frozen(ctx: pb.Context) -> None:
@@ -331,13 +336,13 @@ def fake_streams(log: list[str]) -> Iterator[None]:
 
     streams = FakeStream(log), FakeStream(log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, "_streams", lambda _: streams)
+        patch.setattr(operators, "streams_of", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
         for name in ("multiply", "multiply_to_repeat"):
             logged(operators, name, "collective")
-        patch.setattr(operators, "_WORTH_A_STREAM", 0)
-        logged(operators, "_of_parameters", "weights")
+        patch.setattr(operators, "WORTH_A_STREAM", 0)
+        logged(operators, "of_parameters", "weights")
         logged(float8, "scaled_weight", "weights")
         yield
 
@@ -480,7 +485,7 @@ def uneven_gradients(ctx: pb.Context) -> None:
     if ctx.size == 1:
         return  # no DTensor
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meshes, "_GRADIENTS_STAY_SPLIT", False)
+        patch.setattr(meshes, "GRADIENTS_STAY_SPLIT", False)
         (gradient,) = torch.autograd.grad(meshes.local(down.weight).sum(), down.weight)
     assert gradient.placements == down.weight.placements
     assert gradient.stride() == down.weight.stride(), f"{gradient.stride()}, not {down.weight.stride()}"
@@ -554,7 +559,7 @@ def ten_steps(
         compare(f"step {step}: gradient of x", mine.grad, x.grad[tokens], tolerance)
         for layer_name, layer in split.named_children():
             like = getattr(whole, layer_name)
-            part = layer.shard if layer._split == 0 else (..., layer.shard)
+            part = layer.shard if inside.split(layer) == 0 else (..., layer.shard)
             compare(
                 f"step {step}: gradient of {layer_name}", layer.weight.grad, like.weight.grad[part], tolerance
             )
@@ -562,12 +567,12 @@ def ten_steps(
             optimizer.step()
     for layer_name, layer in split.named_children():
         like = getattr(whole, layer_name)
-        part = layer.shard if layer._split == 0 else (..., layer.shard)
+        part = layer.shard if inside.split(layer) == 0 else (..., layer.shard)
         compare(f"{layer_name}.weight", layer.weight, like.weight[part], tolerance)
         compare(
             f"{layer_name}.bias",
             layer.bias,
-            like.bias[layer.shard] if layer._split == 0 else like.bias,
+            like.bias[layer.shard] if inside.split(layer) == 0 else like.bias,
             tolerance,
         )
 

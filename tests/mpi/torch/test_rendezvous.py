@@ -108,7 +108,7 @@ def faults(comm: Any) -> Iterator[Case]:
 
     store = dist.TCPStore
     cases = {
-        "no address": (OSError, ["the network is down"], {"pblasmp.torch.meshes._listening": fails}),
+        "no address": (OSError, ["the network is down"], {"pblasmp.torch.meshes.listening": fails}),
         "not reached": (
             pb.UnsupportedError, ["not every rank reaches rank 0", "MASTER_ADDR"],
             {"socket.create_connection": fails},
@@ -165,11 +165,11 @@ def test_addresses_that_other_hosts_reach(monkeypatch):
         "unknown": ["192.168.3.4"],
     }.items():  # fmt: skip
         monkeypatch.setenv("MASTER_ADDR", told)
-        assert meshes._addresses() == [*expected, "127.0.0.1"], told
+        assert meshes.addresses_of_host() == [*expected, "127.0.0.1"], told
     monkeypatch.setattr(meshes, "interfaces", dict)  # not Linux
     known["a-host"] = "192.168.3.9"
-    assert meshes._addresses() == ["192.168.3.9", "127.0.0.1"]
-    sockets = meshes._listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
+    assert meshes.addresses_of_host() == ["192.168.3.9", "127.0.0.1"]
+    sockets = meshes.listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
     assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1"]
     for each in sockets:
         each.close()

@@ -85,7 +85,7 @@ def test_one_rank(slots, conjugate):
 )
 def test_every_rank_keeps_some_sends_some_and_receives_some(slots, orders, conjugate, travels, monkeypatch):
     """In many messages each, straight from the arrays and through buffers; nothing is left to a rank's end."""
-    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 200)
+    monkeypatch.setattr(exchange_module, "MESSAGE_BYTES", 200)
     values = np.arange(17 * 13).reshape(17, 13) * (1 - 2j)
     src = pb.MatrixDescriptor((17, 13), (2, 3), pb.Grid(1, 3), dtype="complex128", order=orders[0])
     dst = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(3, 1), (1, 0), "complex64", orders[1])
@@ -147,7 +147,7 @@ class Mailed:
 def test_a_message_is_there_when_all_its_chunks_are(slots, block, monkeypatch):
     """Chunks may arrive in any order, messages are matched in the order in which they are sent."""
     monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
-    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(exchange_module, "MESSAGE_BYTES", 100)
     values = np.arange(63.0).reshape(9, 7)
     src = pb.MatrixDescriptor((9, 7), block, pb.Grid(1, 1))
     dst = pb.MatrixDescriptor((9, 7), (9, 7), pb.Grid(1, 2), source=(0, 1), order="F")
@@ -190,7 +190,7 @@ class Counted(_PretendedRanks):
 @pytest.mark.parametrize("travels", ["float64", "float32"])
 def test_few_receives_are_open_at_once(slots, awaited, travels, monkeypatch):
     """However many messages and ranks there are, whichever ends first; no rank waits for one that is not sent yet."""
-    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 64)
+    monkeypatch.setattr(exchange_module, "MESSAGE_BYTES", 64)
     monkeypatch.setattr(exchange_module, "_AWAITED", awaited)
     rng = np.random.default_rng(3)
     values = np.arange(60.0 * 50).reshape(60, 50)

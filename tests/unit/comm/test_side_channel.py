@@ -98,19 +98,19 @@ def test_what_the_ranks_agreed_to_raise_breaks_nothing():
 
 
 def test_an_exception_while_the_ranks_vote_breaks_the_context(monkeypatch):
-    from pblasmp.comm.agreement import _Vote
+    from pblasmp.comm.agreement import Vote
 
     def work(comm):
         return raised(agrees, comm), raised(agrees, comm)
 
-    original = _Vote.outcome
+    original = Vote.outcome
 
     def outcome(self, instead=None):
         if self._comm.rank == 1:
             raise MemoryError("no room")
         return original(self, instead)
 
-    monkeypatch.setattr(_Vote, "outcome", outcome)
+    monkeypatch.setattr(Vote, "outcome", outcome)
     for first, then in on_ranks(3, work):
         assert first is None or isinstance(first, MemoryError | ClosedError)
         assert str(then) == f"{BROKEN}rank 1 left call with MemoryError: no room"
@@ -318,7 +318,7 @@ def channels(monkeypatch):
     monkeypatch.setattr(side_channel, "_open", weakref.WeakSet())
     monkeypatch.setattr(side_channel, "_made", Counter())
     monkeypatch.setattr(side_channel, "_threads", set())
-    monkeypatch.setattr(side_channel, "_STALL_SECONDS", 0.02)
+    monkeypatch.setattr(side_channel, "STALL_SECONDS", 0.02)
     made = []
     for name in ("a", "b"):
         channel = SideChannel(0, (0, 1))

@@ -64,7 +64,7 @@ def same(found, expected):
 def test_by_periods_like_pair_by_pair(limit, monkeypatch):
     """Any two layouts, also ones that several ranks of a node can write; messages whole, or cut into short ones."""
     rng = np.random.default_rng(5)
-    monkeypatch.setattr("pblasmp.comm.exchange._MESSAGE_BYTES", limit)
+    monkeypatch.setattr("pblasmp.comm.exchange.MESSAGE_BYTES", limit)
     shared = False
     for _ in range(draws(60, long=150)):
         size = int(rng.integers(1, 13))

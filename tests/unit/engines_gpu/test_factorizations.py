@@ -52,7 +52,7 @@ def everything(comm: Any, path: str, between: bool = False) -> Any:
         mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
         mock.patch.object(SplitPanels, "_publish", autospec=True, side_effect=SplitPanels._publish) as split,
         mock.patch.object(GpuFactorOperations, "splits_panels", between),
-        mock.patch.object(panel_shape, "_ROUNDS", 0),  # small blocks are groups of panels, too
+        mock.patch.object(panel_shape, "ROUNDS", 0),  # small blocks are groups of panels, too
         mock.patch.object(factor, "_MOST", 5),  # exchanges of rows take several kernels
         mock.patch.object(factor, "_FEW", 2),
     ):
@@ -122,7 +122,7 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
         mock.patch.object(spread, "_FEW", 4 * (width % 2)),
         mock.patch.object(factor, "_LEAF", 2 * width),
         mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1)),
-        mock.patch.object(factor_panels, "_SLAB", 2 * width),
+        mock.patch.object(factor_panels, "SLAB", 2 * width),
     ):
         yield
 
@@ -186,7 +186,7 @@ def where_they_are(comm: Any, path: str) -> Any:
 
                 with (
                     mock.patch.object(factor_cases, "layout", layout),
-                    mock.patch.object(panel_shape, "_ROUNDS", 0),
+                    mock.patch.object(panel_shape, "ROUNDS", 0),
                     panels_of(ctx, width),
                 ):
                     for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
@@ -218,7 +218,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
     grids = pb.Grid(comm.size, 1), pb.Grid(2, comm.size // 2, "col"), pb.Grid(comm.size // 2, 2)
     with (
         machine(path, Multiplying, comm=comm) as lib,
-        mock.patch.object(panel_shape, "_ROUNDS", 0),
+        mock.patch.object(panel_shape, "ROUNDS", 0),
         mock.patch.object(GpuFactorOperations, "shared_from", 0),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
@@ -410,7 +410,7 @@ def deliveries(comm: Any, path: str) -> Any:
         for least, count in ((0, 6), (8 * 4 * 10, 4), (1 << 30, 0)):  # two panels have as many rows
             sent.clear()
             lib.gpu.events.clear()
-            with mock.patch.object(factor_panels_of_gpus, "_LARGE", least):
+            with mock.patch.object(factor_panels_of_gpus, "LARGE_PANEL", least):
                 pb.linalg.cholesky(a, out=a)
             sizes = [8 * 4 * (24 - 8 * (k // 2)) for k in range(count)]
             wanted = [
@@ -487,7 +487,7 @@ def buffers(comm: Any, path: str) -> Any:
             patch.setattr(panels, "_broadcast", write)
             patch.setattr(GpuFactorOperations, "shared_from", 0)
             patch.setattr(GpuFactorOperations, "shared_width", 2)
-            patch.setattr(panel_shape, "_ROUNDS", 0)
+            patch.setattr(panel_shape, "ROUNDS", 0)
             a = ctx.eye(pb.MatrixDescriptor((40, 40), (2, 2), grid, order="F"))
             order.uses = 0
             with ctx.engine.xp.cuda.Stream(non_blocking=True):

@@ -87,7 +87,7 @@ class LateGpu:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(host_copies, "_CHUNK", 1024)
+    monkeypatch.setattr(host_copies, "CHUNK", 1024)
     monkeypatch.setattr(host_copies, "_WORTH", 2048)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.slow import draws, only_long
 
 def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_transport, "_PANEL_BYTES", panel)
+        patch.setattr(gpu_transport, "PANEL_BYTES", panel)
         with pb.Context(comm, engine="cublasmp") as ctx:
             for seed in range(draws(10, long=60)):
                 yield f"seed {seed}", one_trip(ctx, seed, directory) or None

@@ -285,7 +285,7 @@ def test_memory_that_one_rank_lacks_is_an_error_of_all_after_which_the_context_w
 
 def rank_that_is_behind(comm: Any, path: str) -> Any:
     """A rank that closes while another's GPU waits for a run that the first has not begun: both hear of it."""
-    side_channel._STALL_SECONDS = 0.3
+    side_channel.STALL_SECONDS = 0.3
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
         x = sys.modules["cupy"].zeros((8, 8), np.float32)

@@ -17,8 +17,8 @@ from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 SMALL = {
-    "_SIZES": {"gpu": (8, 16)}, "_COPIED": {"gpu": 1 << 12}, "_SENT": {"gpu": 1 << 10},
-    "_PANEL": {"gpu": (16, 8)}, "_ROUNDS": 1, "_QUEUED": 1,
+    "SIZES": {"gpu": (8, 16)}, "COPIED": {"gpu": 1 << 12}, "SENT": {"gpu": 1 << 10},
+    "PANEL": {"gpu": (16, 8)}, "ROUNDS": 1, "QUEUED": 1,
 }  # fmt: skip
 
 

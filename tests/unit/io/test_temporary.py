@@ -44,7 +44,7 @@ def test_without_commit_nothing_is_left(tmp_path, directory):
 def exchange(request, monkeypatch):
     """Both ways to replace a directory."""
     if request.param == "in two steps":
-        monkeypatch.setattr(temporary, "_renameat2", lambda *_: errno.EINVAL)
+        monkeypatch.setattr(temporary, "renameat2", lambda *_: errno.EINVAL)
 
 
 def test_directories_are_replaced(tmp_path, exchange):

@@ -20,7 +20,7 @@ from ..kernels.views import LONGEST_PITCH
 
 Array = Any
 
-_CHUNK = 16 << 20  # bytes
+CHUNK = 16 << 20  # bytes
 _BUFFERS = 3
 _THREADS = 8  # one thread copies 10 GB/s, a link carries 50
 _WORTH = 1 << 20  # bytes from which on this is faster than CuPy's copy
@@ -45,7 +45,7 @@ class HostCopies:
     def takes(self, array: Array) -> bool:
         """Return whether an array on the GPU is large enough, and its lines fit into a buffer. Local."""
         lines = _lines(array)
-        fits: bool = lines.strides[1] == array.itemsize and lines.shape[1] * array.itemsize <= _CHUNK
+        fits: bool = lines.strides[1] == array.itemsize and lines.shape[1] * array.itemsize <= CHUNK
         return bool(array.nbytes >= _WORTH and fits)
 
     def write(self, array: Array, values: NDArray[Any]) -> None:
@@ -88,7 +88,7 @@ class HostCopies:
     def _chunks(self, lines: Array) -> Iterator[tuple[int, int]]:
         """Yield the half-open ranges of lines that fit into a buffer."""
         count, width = lines.shape
-        step = max(1, _CHUNK // (width * lines.itemsize))
+        step = max(1, CHUNK // (width * lines.itemsize))
         for start in range(0, count, step):
             yield start, min(count, start + step)
 
@@ -96,9 +96,9 @@ class HostCopies:
         """Return the buffer of chunk ``i``: consecutive chunks have different ones."""
         i %= _BUFFERS
         while len(self._buffers) <= i:
-            memory = self._cupy.cuda.alloc_pinned_memory(_CHUNK)
+            memory = self._cupy.cuda.alloc_pinned_memory(CHUNK)
             event = self._cupy.cuda.Event(disable_timing=True)
-            self._buffers.append((memory, np.frombuffer(memory, np.uint8, _CHUNK), event))
+            self._buffers.append((memory, np.frombuffer(memory, np.uint8, CHUNK), event))
         return self._buffers[i]
 
     def _copy(self, to: NDArray[Any], of: NDArray[Any]) -> None:

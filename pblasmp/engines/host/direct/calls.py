@@ -49,8 +49,8 @@ from .limits import LIMITS, is_small, may_be_factored
 _EARLY = MemoryError, LibraryNotFoundError
 """What may fail on one rank before anything has happened: the ordinary way works, or the ranks agree on the error."""
 _LEAST, _MOST = 1 << 20, 32 << 20  # bytes of a set of slabs; a call that needs more is worth a plan
-_SLABS = "direct slabs"
-FIRST_SLABS = _SLABS, 2 * _LEAST
+SLABS = "direct slabs"
+FIRST_SLABS = SLABS, 2 * _LEAST
 """The shared buffer of the first two sets of slabs, and its bytes: it takes no memory before it is used."""
 _ALIGNED = 64
 
@@ -359,7 +359,7 @@ class HostDirect:
 
     def _reserve(self, nbytes: int) -> None:
         """Replace both sets of slabs. Collective over the context."""
-        both = self._buffers.get(_SLABS, 2 * nbytes, shared=not self._single)
+        both = self._buffers.get(SLABS, 2 * nbytes, shared=not self._single)
         self._memory = [both[:nbytes], both[nbytes : 2 * nbytes]]
         first = host_address(both)
         self._addresses, self._state.capacity = (first, first + nbytes), nbytes
