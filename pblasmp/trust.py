@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are trusted: those that no other user can write or replace.
+"""Paths that users give, and which files are trusted: those that no other user can write or replace.
 
 A file is trusted if it is the user's or root's and nobody else may write it, and if the same holds for every folder and
 symbolic link on the way to it. A folder whose sticky bit is set, such as /tmp, may be written by all: there nobody can
@@ -19,10 +19,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError, short_repr
 
 _MOST_LINKS = 40  # as in Linux
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def as_path(value: object, name: str = "path") -> Path:
+    """Return the path that a user has given. Local.
+
+    Raises:
+        ArgumentTypeError: it is none; ``name`` says in the message which argument that is.
+    """
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(f"{name}: expected a path, got {short_repr(value)}") from None
 
 
 def open_trusted(path: Path) -> BinaryIO:

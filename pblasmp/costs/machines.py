@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, counted, short_repr
 from ..problems.files import find, load_table, to_toml
+from ..trust import as_path
 
 _TOP = {
     "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
@@ -151,7 +151,7 @@ def load_machine(machine: str | PathLike[str] | Machine) -> Machine:
     if isinstance(machine, Machine):
         return machine
     known = {path.stem: path for path in find("machines")}
-    path = known.get(str(machine)) or Path(machine)
+    path = known.get(str(machine)) or as_path(machine, "machine")
     if not path.exists():
         raise ArgumentError(f"machine: expected one of {', '.join(known)} or a file, got {str(machine)!r}")
     return machine_from(load_table(path), path.stem)

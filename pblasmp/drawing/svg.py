@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import islice
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ArgumentTypeError, LayoutError, UnsupportedError, short_repr
@@ -22,6 +21,7 @@ from ..layout.axis import Axis
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import Grid
 from ..layout.pieces import Trapezoid
+from ..trust import as_path
 from .labels import PALETTE, Block, Colors, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:
@@ -79,9 +79,10 @@ class Drawing:
         Raises:
             UnsupportedError: the name of the file does not end in .svg.
         """
-        if Path(path).suffix.lower() != ".svg":
+        file = as_path(path)
+        if file.suffix.lower() != ".svg":
             raise UnsupportedError(f"cannot save {str(path)!r}: expected a name that ends in .svg")
-        Path(path).write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{self.svg}\n', encoding="utf-8")
+        file.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{self.svg}\n', encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"Drawing(svg of {len(self.svg)} characters)"

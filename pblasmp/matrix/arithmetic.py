@@ -265,7 +265,7 @@ def mapped(matrix: Matrix, function: Callable[[Any], Any], dtype: DTypeLike | No
             values = values.view()
             values.flags.writeable = False  # the function returns new values
         found = on_arrays("map", function, values)
-        if getattr(found, "shape", None) != values.shape:
+        if getattr(found, "shape", None) != values.shape or not hasattr(found, "dtype"):
             raise ArgumentError(
                 f"map: the function returned {_described(found)}, expected an array of shape {values.shape}"
             )
@@ -302,7 +302,7 @@ def on_arrays(call: str, function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _described(found: Any) -> str:
-    shape = getattr(found, "shape", None)
+    shape = getattr(found, "shape", None) if hasattr(found, "dtype") else None
     return repr(found) if shape is None else f"an array of shape {tuple(shape)}"
 
 

@@ -605,10 +605,10 @@ _REFLECTED = {"+": "__radd__", "-": "__rsub__", "*": "__rmul__", "/": "__rtruedi
 def _reflected(operator: str, left: Any, right: Any) -> Any:
     """Return what the right operand's own operator makes of a matrix; NotImplemented if it knows no matrices.
 
-    Numbers and arrays do not: every rank refuses what is neither a matrix nor a number. Python would raise a TypeError
-    on the ranks with such an operand only, while the others wait.
+    Numbers, arrays and sequences do not: every rank refuses what is neither a matrix nor a number. Python would raise a
+    TypeError on the ranks with such an operand only, while the others wait.
     """
-    if arithmetic.is_scalar(right) or hasattr(right, "ndim"):
+    if arithmetic.is_scalar(right) or hasattr(right, "ndim") or isinstance(right, Sequence):
         return NotImplemented
     method = getattr(type(right), operator, None)
     return NotImplemented if method is None else method(right, left)

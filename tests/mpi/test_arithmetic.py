@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
+from array import array
+from collections import UserList, deque
 from enum import IntEnum
 from fractions import Fraction
 
@@ -172,12 +174,24 @@ def errors(comm):
                 if symbol not in IN_PLACE:
                     yield f"{name} {symbol}", agreed_error(ctx, TypeError, words, function, wrong, a)
         for symbol, function in (SYMBOLS | IN_PLACE | {"@": operator.matmul}).items():
-            odd = (
-                Fraction(1, 3) if comm.rank == last else a.T if symbol == "@" else 2
-            )  # it has operators of its own
-            yield f"{symbol} a fraction", agreed_error(ctx, TypeError, ["Fraction"], function, a, odd)
-            given = Refuses() if comm.rank == last else odd if symbol == "@" else 2
-            yield f"{symbol} what refuses", agreed_error(ctx, TypeError, ["Refuses"], function, a, given)
+            right = a.T if symbol == "@" else 2
+            # these have operators of their own
+            for odd in (
+                Fraction(1, 3),
+                Refuses(),
+                "2",
+                b"2",
+                [2],
+                (2,),
+                deque([2]),
+                UserList([2]),
+                array("d", [2]),
+            ):
+                given, words = odd if comm.rank == last else right, [type(odd).__name__]
+                yield (
+                    f"{symbol} {type(odd).__name__}",
+                    agreed_error(ctx, TypeError, words, function, a, given),
+                )
             yield f"{symbol} its own", None if function(a, Knows()) == "mine" else "not asked"
         mixed = a if comm.rank != last else d
         yield "one layout", agreed_error(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)

@@ -535,6 +535,7 @@ def as_written(comm):
             ("a list", pb.ArgumentError, ["A[3, 4]"], a.__getitem__, [0, 1]),
             ("a map to truth values", pb.ArgumentError, ["bool", "dtype="], a.map, lambda v: v > 0),
             ("a map to a number", pb.ArgumentError, ["returned 3"], a.map, lambda v: 3),
+            ("a map to bytes", pb.ArgumentError, ["<memory"], a.map, lambda v: memoryview(np.ones(v.shape))),
             ("a map of numbers", pb.ArgumentError, ["vectorize"], a.map, lambda v: 1.0 if v > 0 else 0.0),
             ("a map that writes", ValueError, ["read-only"], a.map, lambda v: v.__iadd__(1)),
             ("no function", TypeError, ["expected a function"], a.map, 3),

@@ -337,6 +337,11 @@ def load_errors(comm, directory):
             agreed_error(ctx, pb.ArgumentError, ["MatrixDescriptor"], ctx.load, good, "2x2"),
         )
         yield "a block of 0", agreed_error(ctx, pb.ArgumentError, ["block"], ctx.load, good, block=0)
+        for no_path in (None, 3, [good]):
+            mine = no_path if comm.rank == last else good
+            for call in (ctx.load, ctx.eye(3).save, lambda path: ctx.open_file(path).close()):
+                words = ["path: expected a path, got"]
+                yield f"{no_path!r}", agreed_error(ctx, pb.ArgumentTypeError, words, call, mine)
         if comm.size > 1:
             mine = good if comm.rank != last else missing
             yield (

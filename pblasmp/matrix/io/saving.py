@@ -21,6 +21,7 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.grid import one_of
 from ...runtime.handle import Handle, Matrix
 from ...runtime.runtime import Runtime
+from ...trust import as_path
 from . import formats, hdf5, zarr
 from .formats import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
 from .temporary import Replacement
@@ -175,7 +176,7 @@ def load(
     """
     with ExitStack() as stack:
         with ctx.agreement("load") as facts:
-            path = Path(path)
+            path = as_path(path)
             source = stack.enter_context(closing(open_source(path, dataset)))
             given = layout.given
             if given is not None and not isinstance(given, MatrixDescriptor):
@@ -232,7 +233,7 @@ class OpenFile:
         self._state = "closed"
         with ExitStack() as on_error:
             with ctx.agreement("open_file") as facts:
-                self.path = Path(path)
+                self.path = as_path(path)
                 facts["path"] = str(self.path)
                 if format_of(self.path) != "hdf5":
                     raise ArgumentError(
@@ -331,7 +332,7 @@ def save(
         with ctx.agreement("save") as facts:
             if file is not None:
                 file.check(ctx)
-            path = path.path if isinstance(path, OpenFile) else Path(path)
+            path = path.path if isinstance(path, OpenFile) else as_path(path)
             facts.update(matrix=d, path=str(path), dataset=dataset, order=order, open=file is not None)
             order = _file_order(path, dataset, order, d.order)
             where: tuple[Path, int] | None = None

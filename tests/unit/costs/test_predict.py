@@ -420,6 +420,10 @@ def test_files_that_are_no_machine(changes, words):
 def test_unknown_machines_and_measuring_again():
     with pytest.raises(pb.ArgumentError, match=r"expected one of .*dgx-h100.* or a file, got 'cray'"):
         pb.predict(pb.MatmulProblem.gemm(8, 8, 8, "1x1", 2), "cray")
+    with pytest.raises(pb.ArgumentTypeError, match="machine: expected a path, got 3"):
+        load_machine(3)
+    with pytest.raises(pb.ArgumentTypeError, match="path: expected a path, got None"):
+        pb.draw(pb.Grid(1, 1)).save(None)
     table = with_ranks(None, {**NODE, "ranks": 2}, title="x", measured=True)
     table = with_ranks(table, NODE, title="y")
     table = with_ranks(table, {**NODE, "ranks": 2, "call_seconds": 7.0})
