@@ -266,6 +266,8 @@ class ExchangeMove(QueuedProduct):
         self.path = path
         self._engine, rank = engine, engine.transport.rank
         self._whole = self.replays = part is None  # what arrives of a part is in a temporary
+        same = source.dtype == target.dtype and source.order == target.order
+        self._stays = not self._whole and same and source.same_places(target)
         self._part: LocalPart | None = None  # this rank's elements of it
         if part is not None and rank < target.grid.size:
             self._part = LocalPart(part, *target.global_indices(rank))
@@ -274,8 +276,9 @@ class ExchangeMove(QueuedProduct):
 
     def _queue(self, operands: Operands) -> None:
         engine, rank, source, target = self._engine, self._engine.transport.rank, operands.a, operands.d
-        arriving = target if self._whole else engine.xp.empty_like(target)
-        moved = {rank: source}, {rank: arriving}
-        engine.transport.start_exchange(self._exchange, *moved, slots=SLOTS).finish()
+        arriving = target if self._whole else source if self._stays else engine.xp.empty_like(target)
+        if not self._stays:
+            moved = {rank: source}, {rank: arriving}
+            engine.transport.start_exchange(self._exchange, *moved, slots=SLOTS).finish()
         if self._part is not None:
             engine.operations.add(target, 1, arriving, 0, target, self._part, conjugate=False)

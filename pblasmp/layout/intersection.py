@@ -23,7 +23,7 @@ from .caches import sized_cache
 
 # A transposing copy goes tile by tile. Tiles are short along the direction of writing, so that the caches can hold all
 # the rows that are read at a time, even if rows are a power of two apart.
-_SHORT, _LONG = 16, 512
+_SHORT, _LONG = 32, 512
 
 
 class Stretch(NamedTuple):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,14 @@ class FakeElpa:
         single: whether it was built with single precision; Debian's was not.
         fails: what fails, as ELPA reports that: "elpa_init", "elpa_setup", "elpa_set_integer" or "compute".
         spoils: whether its eigenvectors are wrong.
+
+    Attributes:
+        memory: bytes of arrays of the process at most, until it was called, if tracemalloc counts them.
+        largest: the largest element of the last matrix.
     """
 
     _name = "libelpa.so"
+    memory, largest = 0, 0.0
 
     def __init__(self, *, old: bool = False, single: bool = True, fails: str = "", spoils: bool = False):
         self._handles: dict[int, dict[str, int]] = {}
@@ -74,6 +80,7 @@ class FakeElpa:
         empty = min(set_["local_nrows"], set_["local_ncols"]) == 0 < n - 1
         shape = set_["local_nrows"], set_["local_ncols"]
         mine = _array(a, shape, dtype)
+        self.memory = tracemalloc.get_traced_memory()[1]  # the most until it is called
         told = comm.allgather((set_["process_row"], set_["process_col"], mine.copy(), empty))
         error.value = 0
         if (
@@ -96,6 +103,7 @@ class FakeElpa:
             whole[np.ix_(rows, cols)] = part[: len(rows)]
         assert np.array_equal(whole, whole.conj().T), "ELPA reads both triangles"
         size = max(abs(whole.real).max(), abs(whole.imag).max())
+        self.largest = size
         wrong = 0 < size < 1  # as ELPA's results of small elements are
         values, vectors = np.linalg.eigh(np.zeros_like(whole) if wrong else whole)
         mine[...] = np.nan  # it is overwritten

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def by_a_stand_in(comm, count):
             patch.setattr(MpiLibrary, "opened", opened(**how))
             with pb.Context(comm, engine="host") as ctx:
                 yield from cases.cases(ctx, rng, count)
-        for fault in faults if comm.size > 1 else ():
+        for fault in faults if comm.size > 1 else (lean,):
             yield from fault(comm, patch)
 
 
@@ -80,7 +81,26 @@ def spoiled(comm, patch):
         yield "checked", None if right else f"{w} {v.allgather()}"
 
 
-faults = (taken, refused, failing, spoiled)
+def lean(comm, patch):
+    """Matrices in ELPA's layout, already of its type: one copy of A beside the eigenvectors, scaled only if need be."""
+    patch.setattr(MpiLibrary, "opened", opened(single=False))
+    with pb.Context(comm, engine="host") as ctx:
+        la.eigvalsh(ctx.eye(40, block=16, order="F"), algo="elpa")
+        library = inside.library(ctx, "ELPA")
+        grid = pb.Grid.squarest(ctx.size)
+        a = ctx.from_function(lambda i, j: 1.0 / (i + j + 1), (300, 300), block=32, grid=grid, order="F")
+        for size, largest in ((3.0, 3.0), (50000.0, 50000.0), (2.0**-30, 1.0), (2.0**40, 1.0)):
+            scaled = size * a
+            tracemalloc.start()
+            w = la.eigh(scaled, algo="elpa")[0]
+            tracemalloc.stop()
+            yield f"{size}", None if library.largest == largest else f"{library.largest}"
+            yield f"{size}", None if np.allclose(w / size, np.linalg.eigvalsh(a.allgather())) else f"{w}"
+            copies = library.memory / a.local.nbytes
+            yield "memory", None if copies < 3.3 else f"{copies} times A"
+
+
+faults = (taken, refused, failing, spoiled, lean)
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...comm import NodeCells, Side
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
+from ...layout.pieces import LocalPart
 from ..arrays import move, new_part, same_memory, window_of
-from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
+from ..local.spectral import LOWER, OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
@@ -20,6 +23,7 @@ from .mpi_libraries import Elpa, Scalapack, elpa_of, scalapack_of
 
 Array = NDArray[Any]
 
+_SHARED = 32 << 20  # bytes of a matrix, up to which the ranks of a node copy from each other's memory
 _BLOCK = 64  # of matrices that are moved
 _BLOCKS = 16, 256  # of those that stay
 
@@ -154,25 +158,54 @@ class ScalapackProduct(SpectralProduct):
 class ElpaProduct(SpectralProduct):
     """Eigenvalues by ELPA."""
 
-    always_scales = True  # of small elements they are wrong
+    always_scales = True  # of elements below 1e-5 they are wrong
 
     def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
         self._library = library
         self.path = "ELPA" + (", on moved matrices" if self.moved else "")
 
+    def _take(self, given: Array, a: Array) -> None:
+        """Write both triangles to ``a``: ELPA reads both. Collective."""
+        p, work, transport = self._problem, self._a, self._engine.transport
+        rank, side = transport.rank, Side.of(work)
+        parts = self._shared_parts()
+        if parts or self.moved:
+            parts = parts or {rank: new_part(self._engine, work)}
+            move(self._engine, p.a, work, (given, parts[rank]))
+        else:
+            parts = {rank: given}
+        turned = side.T
+        if len(parts) > 1:
+            turned = replace(
+                turned, cells=NodeCells(turned.cells.coords, np.arange(transport.size), transport.nodes)
+            )
+            transport.fence()
+        exchange = transport.exchange(turned, side, work.dtype)
+        exchange.run({each: part.T for each, part in parts.items()}, {rank: a}, conjugate=not p.conjugate)
+        mine = LocalPart(LOWER, *work.global_indices(rank), hermitian=a.dtype.kind == "c")
+        self._engine.operations.add(a, 1, parts[rank], 0, a, mine, conjugate=p.conjugate)
+
+    def _shared_parts(self) -> dict[int, Array]:
+        """Return memory for the ranks' parts of A that all of them can read; nothing if it is too much. Collective."""
+        work, transport = self._a, self._engine.transport
+        shapes = [work.local_shape(each) for each in range(transport.size)]
+        size = max(math.prod(shape) for shape in shapes) * work.dtype.itemsize
+        if transport.why_not_shared or not 1 < transport.size == len(transport.nodes[0]) <= _SHARED // max(
+            1, size
+        ):
+            return {}
+        memory = transport.buffer("parts", transport.size * size, shared=True)
+        return {
+            each: np.ndarray(shape, work.dtype, memory[each * size :].data, order="F")
+            for each, shape in enumerate(shapes)
+        }
+
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
         work, library = self._a, self._library
         first, last = self._problem.subset or (0, work.shape[0] - 1)
-        adjoint = new_part(self._engine, work)  # ELPA reads both triangles
-        move(self._engine, work.T, work, (a.T, adjoint))
-        if a.dtype.kind == "c":
-            np.conjugate(adjoint, out=adjoint)
-        np.add(a, adjoint, out=a)
-        _, *diagonal = np.intersect1d(*work.global_indices(self._engine.transport.rank), return_indices=True)
-        a[tuple(diagonal)] /= 2
         if not library.single:  # as Debian's is built
-            a = a.astype(np.promote_types(a.dtype, np.float64), order="F")
+            a = a.astype(np.promote_types(a.dtype, np.float64), order="F", copy=False)
         vectors = (
             None if z is None else z if (z.dtype, z.strides) == (a.dtype, a.strides) else np.zeros_like(a)
         )

@@ -45,7 +45,7 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
         dtype: the element type.
         root: the range in which squares, and those of their roundings, neither overflow nor underflow. That of ?SYEVD
             is wider by the root of eps: at its lower end bisection loses a third of the digits.
-        always: bring it to 1 or a little more, wherever it is.
+        always: bring it to 1 or a little more, unless it is between 1 and 65,536.
 
     Source: LAPACK, ?GELS and ?SYEVD, whose factors are no powers of two and so round.
     """
@@ -55,7 +55,7 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
     least = int(info.minexp) // (1 + root) + int(info.nmant)
     exponent = math.frexp(size)[1] - 1
     if always:
-        return -exponent
+        return 0 if 0 <= exponent < 16 else -exponent
     return max(least - exponent, 0) + min(-least - 1 - exponent, 0)
 
 

@@ -22,7 +22,7 @@ from .extremes import largest, scale_by_power, scaling
 
 Array = Any
 
-_LOWER = Trapezoid("L")
+LOWER = Trapezoid("L")
 
 
 class SpectralMethod(Method):
@@ -42,7 +42,7 @@ class SpectralProduct(FactorProduct):
         work: the layout in which A is computed with.
 
     Attributes:
-        always_scales: whether the library is only right for matrices whose largest elements are about 1.
+        always_scales: whether the library is only right for matrices whose largest elements are not far from 1.
         replaces: whether the library writes the eigenvectors in the place of A.
     """
 
@@ -73,13 +73,8 @@ class SpectralProduct(FactorProduct):
         wanted = {"d": (p.d, given.d), "c": (p.c, given.c)}
         if least == 0:
             return Found(values=np.empty(0, real))
-        part = _LOWER if p.routine == "eigh" else None
         a = self._new(work, p.d, given.d, keep=given.a)
-        if part is not None:
-            a[...] = 0
-        move(self._engine, p.a, work, (given.a, a), part)
-        if p.conjugate and a.size:
-            self._engine.xp.conjugate(a, out=a)
+        self._take(given.a, a)
         size, by = self._scaled(a)
         if not math.isfinite(size):  # it is unknown whether the library ends
             for layout, array in wanted.values():
@@ -101,6 +96,15 @@ class SpectralProduct(FactorProduct):
                 self._home(layouts[name], places[name], column, layout, array)
         scale_by_power(told, -by)
         return Found(values=told)
+
+    def _take(self, given: Array, a: Array) -> None:
+        """Write to ``a`` what is computed with: all of A, or its lower triangle and zeros. Collective."""
+        part = LOWER if self._problem.routine == "eigh" else None
+        if part is not None:
+            a[...] = 0
+        move(self._engine, self._problem.a, self._a, (given, a), part)
+        if self._problem.conjugate and a.size:
+            self._engine.xp.conjugate(a, out=a)
 
     def _scaled(self, array: Array) -> tuple[float, int]:
         """Scale a matrix by a power of two if squares of its elements over- or underflow. Collective.
