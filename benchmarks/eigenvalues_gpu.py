@@ -126,6 +126,8 @@ def time_order(
                 took = time.perf_counter() - start
             if turn or n > options.once:
                 seconds.setdefault(name, []).append(max(ctx.comm.allgather(took)))
+                if n > options.once and ctx.rank == 0:
+                    print(f"n = {n} by {name}: {took:.1f} s", flush=True)
             if not turn:
                 alone = name == ONE_GPU  # which has A as a whole besides its part
                 held, numbers = (empty + a.local.nbytes, n * n) if alone else (empty, n * n / ctx.size)

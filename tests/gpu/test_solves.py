@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eigenvalues, singular values, refined solves, ranks, warnings and ``pb.verify`` on GPUs: every option, every type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu.cusolvermp import solver_of
+from pblasmp.engines.gpu.session import session_of
+from tests.helpers import solve_cases, spectral_cases, verify_cases
+from tests.helpers.factor_cases import TYPES
+from tests.helpers.gpu.products import everywhere
+from tests.helpers.slow import draws
+
+WIDE = ("float64", "complex128")
+
+
+def eigenvalues(ctx, rng, dtype):
+    """All, a subset, values alone, and of a pair, by each algorithm; those of even orders are checked."""
+    several = not isinstance(solver_of(session_of(ctx.engine)), str)
+    for algo in ("auto", "cusolver", *(["cusolvermp"] if several else [])):
+        for kind in ("all", "subset", "values", "pair"):
+            for n in (1, 4 * int(rng.integers(1, 20)), int(rng.integers(1, 90))):
+                yield spectral_cases.eigh(ctx, rng, dtype, n, algo, kind=kind)
+
+
+def singular_values(ctx, rng, dtype):
+    """Of tall and of wide matrices, full ones or not; then tiny, large and spoiled ones."""
+    for shape in ((1, 1), (1, 7), (40, 13), (13, 40), (30, 30)):
+        yield spectral_cases.svd(ctx, rng, dtype, shape, "auto")
+    yield from spectral_cases.svd_at_the_ends(ctx, rng, dtype)
+
+
+def refined(ctx, rng, dtype):
+    """Kinds of matrices, triangles and transposes; TF32 half of the time."""
+    for _ in range(draws(12, long=100)):
+        yield solve_cases.refined_case(ctx, rng, dtype)
+
+
+def ranked(ctx, rng, dtype):
+    """Any rank, with ``rcond`` and without."""
+    for _ in range(draws(12, long=100)):
+        yield solve_cases.ranked_case(ctx, rng, dtype)
+
+
+def ill_conditioned(ctx, rng, dtype):
+    for _ in range(draws(6, long=50)):
+        yield solve_cases.conditions_case(ctx, rng, dtype)
+
+
+TABLE = [
+    *((each, dtype) for each in (eigenvalues, singular_values, ranked, ill_conditioned) for dtype in TYPES),
+    *((refined, dtype) for dtype in WIDE),
+    *((verify_cases.right_and_wrong, dtype) for dtype in TYPES),
+]
+ENDS = (
+    solve_cases.refinement_ends, solve_cases.ranks_at_the_ends, solve_cases.conditions_elsewhere,
+    verify_cases.wrong_in_other_ways,
+)  # fmt: skip
+
+
+def right(ctx, outcomes):
+    """Fail if a case is wrong on any rank."""
+    faults = [f"{name}: {each}" for name, wrong in outcomes if (each := everywhere(ctx, wrong or ""))]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(("cases", "dtype"), TABLE, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_every_option(ctx, cases, dtype):
+    right(ctx, cases(ctx, np.random.default_rng(95), dtype))
+
+
+@pytest.mark.parametrize("cases", ENDS, ids=lambda each: each.__name__)
+def test_ends(ctx, cases):
+    right(ctx, cases(ctx, np.random.default_rng(96)))
+
+
+def test_nothing(ctx):
+    """Matrices without elements."""
+    nothing = ctx.zeros((0, 0))
+    w, v = pb.linalg.eigh(nothing, check=True)
+    u, s, vh = pb.linalg.svd(ctx.zeros((4, 0)), full_matrices=True)
+    assert (w.shape, v.shape, u.shape, s.shape, vh.shape) == ((0,), (0, 0), (4, 4), (0,), (0, 0))
+    assert pb.linalg.svdvals(nothing).shape == pb.linalg.eigvalsh(nothing).shape == (0,)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What factorizations find, right and slightly wrong, for ``pb.verify``, on CPU ranks and on GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import pblasmp as pb
+from tests.helpers.cases import first
+from tests.helpers.factor_cases import only, placed, positive, random
+
+__all__ = ["right_and_wrong", "wrong_in_other_ways"]
+
+
+def found_by(ctx, rng, dtype, n=17):
+    """What functions find: (name, function, matrices, found, options)."""
+    whole = positive(rng, n, dtype)
+    square, tall = random(rng, (n, n), dtype), random(rng, (n, n - 6), dtype)
+    hermitian = ((square + square.conj().T) / 2).astype(dtype)
+    s, x, r = (placed(ctx, rng, each) for each in (whole, square, tall))
+    b = placed(ctx, rng, random(rng, (n, 2), dtype))
+    wide = placed(ctx, rng, tall.T.copy())
+    for uplo, lower in (("L", True), ("U", False)):
+        h, p = placed(ctx, rng, only(uplo, hermitian)), placed(ctx, rng, only(uplo, whole))
+        yield "eigh", pb.linalg.eigh, (h,), pb.linalg.eigh(h, lower=lower), {"lower": lower}
+        yield "pair", pb.linalg.eigh, (h, p), pb.linalg.eigh(h, p, lower=lower), {"lower": lower}
+        yield "cholesky", pb.linalg.cholesky, (p,), pb.linalg.cholesky(p, lower), {"lower": lower}
+        how = {"lower": lower} if lower else {}
+        yield "cho_factor", pb.linalg.cho_factor, (p,), pb.linalg.cho_factor(p, lower), how
+    yield (
+        "subset",
+        pb.linalg.eigh,
+        (s,),
+        pb.linalg.eigh(s, subset_by_index=(2, 5)),
+        {"subset_by_index": (2, 5)},
+    )
+    for full in (False, True):
+        for a in (r, wide, *([r[:, :0], r[:0, :4]] if full else [])):
+            yield f"svd {full}", pb.linalg.svd, (a,), pb.linalg.svd(a, full), {"full_matrices": full}
+    for assume, a, trans in (("gen", x, True), ("pos", s, True), ("upper triangular", s, "C"), ("gen", x, 0)):
+        how = {"assume_a": assume, "transposed": trans}
+        yield f"solve {assume}", pb.linalg.solve, (a, b), pb.linalg.solve(a, b, **how), how
+    symmetric = placed(ctx, rng, only("L", (square + square.T + 20 * np.eye(n)).astype(dtype)))
+    how = {"assume_a": "sym", "lower": True}
+    yield "symmetric", pb.linalg.solve, (symmetric, b), pb.linalg.solve(symmetric, b, **how), how
+    how = {"trans": 2, "lower": False, "unit_diagonal": True}
+    yield "unit", pb.linalg.solve_triangular, (s, b), pb.linalg.solve_triangular(s, b, **how), how
+    lower = placed(ctx, rng, only("L", whole))
+    how = {"assume_a": "lower triangular"}
+    yield "inv lower", pb.linalg.inv, (lower,), pb.linalg.inv(lower, **how), how
+    yield "inv", pb.linalg.inv, (x,), pb.linalg.inv(x), {}
+    for uplo, is_lower in (("L", True), ("U", False)):
+        factor = pb.linalg.cho_factor(placed(ctx, rng, only(uplo, whole)), is_lower)
+        pair = placed(ctx, rng, only(uplo, factor[0].allgather())), is_lower
+        yield f"cho_solve {uplo}", pb.linalg.cho_solve, (pair, b), pb.linalg.cho_solve(pair, b), {}
+    for trans in (0, "T", 2):
+        pair, how = pb.linalg.lu_factor(x), {"trans": trans}
+        yield f"lu_solve {trans}", pb.linalg.lu_solve, (pair, b), pb.linalg.lu_solve(pair, b, **how), how
+    for name, a, trans in (("tall", r, "N"), ("wide", r, "C"), ("turned", wide, 1), ("of wide", wide, 0)):
+        right = b if len(a) == n and trans == "N" else placed(ctx, rng, random(rng, (n - 6, 2), dtype))
+        right = b if name == "turned" else right
+        how = {"trans": trans}
+        yield f"lstsq {name}", pb.linalg.lstsq, (a, right), pb.linalg.lstsq(a, right, **how), how
+        how = {"trans": trans, "rcond": None}
+        yield f"ranked {name}", pb.linalg.lstsq, (a, right), pb.linalg.lstsq(a, right, **how), how
+    low = placed(ctx, rng, np.outer(whole[0], whole[1, :9]))
+    yield "lstsq of rank 1", pb.linalg.lstsq, (low, b), pb.linalg.lstsq(low, b, None), {"rcond": None}
+    for name, a in (("square", x), ("tall", r), ("wide", wide)):
+        yield f"lu {name}", pb.linalg.lu_factor, (a,), pb.linalg.lu_factor(a), {}
+        yield f"qr {name}", pb.linalg.qr, (a,), pb.linalg.qr(a), {}
+
+
+def spoil(found, rng):
+    """Change one element, by a part of it, of a matrix in what was found; yield what was there before."""
+    matrix = found if isinstance(found, pb.DistributedMatrix) else getattr(found, "factors", None)
+    if matrix is None:
+        matrix = next(each for each in found if isinstance(each, pb.DistributedMatrix) and all(each.shape))
+    whole = matrix.allgather()
+    kept = np.where(np.isfinite(whole), np.abs(whole), 0)
+    i, j = np.unravel_index(kept.argmax(), whole.shape)
+    matrix[int(i), int(j)] = whole[i, j] * 1.1
+
+
+def right_and_wrong(ctx, rng, dtype):
+    """What every function finds passes, and with one element changed it does not."""
+    for case, function, given, found, how in found_by(ctx, rng, dtype):
+        before = pb.verify(function, *given, found=found, **how)
+        spoil(found, rng)
+        after = pb.verify(function.__name__, *given, found=found, **how)
+        everyones = ctx.comm.allgather((before, after))
+        yield (
+            f"{case} {dtype}",
+            first(
+                None if before and before.error < before.bound / 2 else f"right: {before}",
+                None if not after else f"wrong: {after}",
+                None if len(set(everyones)) == 1 else "the ranks differ",
+            ),
+        )
+
+
+def wrong_in_other_ways(ctx, rng):
+    a = placed(ctx, rng, positive(rng, 12, "float64"))
+    w, v = pb.linalg.eigh(a)
+    u, s, vh = pb.linalg.svd(a)
+    first_two = np.r_[w[1], w[0], w[2:]]
+    for case, found in (
+        ("one vector twice", (w[[0, 0]], _columns(ctx, v, [0, 0]))),
+        ("not ascending", (first_two, _columns(ctx, v, [1, 0, *range(2, 12)]))),
+        ("longer vectors", (w, 2 * v)),
+        ("another value", (w * np.r_[1 + 1e-9, np.ones(11)], v)),
+        ("NaN", (w, v * np.nan)),
+    ):
+        yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
+    yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
+    yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
+    x = pb.linalg.lstsq(a, a[:, :2], None)
+    for case, found in (
+        ("another rank", x._replace(rank=11)),
+        ("another singular value", x._replace(s=x.s * np.r_[1 + 1e-9, np.ones(11)])),
+        ("ascending", x._replace(s=x.s[::-1])),
+    ):
+        yield case, None if not pb.verify(pb.linalg.lstsq, a, a[:, :2], found=found) else "not seen"
+    spoiled = a.copy()
+    spoiled[3, 3] = np.nan
+    yield (
+        "NaN in A",
+        None if pb.verify(pb.linalg.eigh, spoiled, found=pb.linalg.eigh(spoiled)) else "NaN is right",
+    )
+    yield "no NaN for NaN", None if not pb.verify(pb.linalg.eigh, spoiled, found=(w, v)) else "not seen"
+    zero = ctx.zeros((5, 5), block=2)
+    yield "zero", None if pb.verify(pb.linalg.eigh, zero, found=pb.linalg.eigh(zero)) else "zeros"
+    empty = zero[:0, :0]
+    yield "empty", None if pb.verify(pb.linalg.eigh, empty, found=pb.linalg.eigh(empty)) else "empty"
+    yield from at_the_ends(ctx, rng)
+
+
+def at_the_ends(ctx, rng):
+    """Matrices, and what is found of them, near the largest and the smallest numbers."""
+    for dtype in ("float64", "complex128"):
+        whole = positive(rng, 12, dtype)
+        whole /= 8 * np.abs(whole).sum(0).max()
+        right = random(rng, (12, 2), dtype) / 100
+        for exponent in (1024, 1020, -960, -1016):
+            a, b, one = (placed(ctx, rng, x * 2.0 ** (e // 2) * 2.0 ** (e - e // 2)) for x, e in (
+                (whole, exponent), (right, exponent), (right, 0)
+            ))  # fmt: skip
+            for name, given in (
+                ("eigh", (a,)), ("svd", (a,)), ("solve", (a, b)), ("solve", (a, one)), ("inv", (a,)),
+                ("cholesky", (a,)), ("lu_factor", (a,)), ("qr", (a,)),
+            ):  # fmt: skip
+                found = getattr(pb.linalg, name)(*given)
+                before = pb.verify(name, *given, found=found)
+                spoil(found, rng)
+                after = pb.verify(name, *given, found=found)
+                yield (
+                    f"{name} of {dtype} times 2^{exponent}",
+                    first(None if before else f"right: {before}", None if not after else f"wrong: {after}"),
+                )
+    large = ctx.scatter(1e300 * np.array([[1, 1], [1, 1 + 1e-10]]), block=1)
+    b = ctx.scatter(np.array([[0], [-1e300]]), block=1)  # A x is small, though A and x are not
+    x = ctx.scatter(np.array([[1e10], [-1e10]]), block=1)
+    yield "large terms", None if pb.verify(pb.linalg.solve, large, b, found=x) else "right"
+    yield "large terms, wrong", None if not pb.verify(pb.linalg.solve, large, b, found=x * 1.01) else "wrong"
+    a, b = ctx.full((6, 6), 2.0**1010, block=2), ctx.full((6, 6), 3 * 2.0**-1074, block=2)
+    d = a @ b
+    yield "denormal B", None if pb.verify(a, b, None, d) else "right"
+    yield "denormal B, wrong", None if not pb.verify(a, b, None, d * 1.01) else "wrong"
+
+
+def _columns(ctx, v, columns):
+    whole = v.allgather()[:, columns]
+    return ctx.scatter(whole, block=3)
