@@ -414,8 +414,8 @@ class Engine(Protocol):
             ArgumentError: it is not an array that this engine can use in place.
         """
 
-    def unowned(self, array: LocalArray) -> LocalArray:
-        """Return an array over the same memory, which it does not keep."""
+    def at(self, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> LocalArray:
+        """Return a C-ordered array over memory that it does not keep, rows ``ld`` entries apart. Local."""
 
     def put(
         self,

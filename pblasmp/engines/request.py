@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,15 +127,3 @@ class Operands:
     def follows(self) -> str:
         """The name of the epilogue; empty if there is none."""
         return "" if self.epilogue is None else self.epilogue.name
-
-    def mapped(self, f: Callable[[LocalArray], LocalArray]) -> Operands:
-        """Return them with ``f`` of each array, without scales; of an epilogue, only a bias may be an array. Local."""
-
-        def each(array: LocalArray | None) -> LocalArray | None:
-            return None if array is None else f(array)
-
-        epilogue = self.epilogue
-        if epilogue is not None:
-            epilogue = replace(epilogue, bias=each(epilogue.bias))
-        a, b, c, d, gathered = map(each, (self.a, self.b, self.c, self.d, self.gathered))
-        return Operands(a, b, c, d, epilogue, gathered=gathered)

@@ -184,6 +184,13 @@ class Axis:
         return slice(self._count_below(start, process), self._count_below(stop, process))
 
 
+@lru_cache(256)
+def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
+    """Return how many indices each process owns of ``extent`` ones that are dealt out as by ``Axis.even``. Local."""
+    block = -(-extent // nprocs)
+    return tuple([min(block, max(0, extent - process * block)) for process in range(nprocs)])
+
+
 @lru_cache(4096)
 def axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
     """Return a cached axis: every call needs those of its matrices several times. Local."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..dtypes import is_float8
 from ..errors import ArgumentError, counted, short_repr
-from .axis import Axis
+from .axis import even_counts
 from .descriptor import MatrixDescriptor
 from .grid import Grid, one_of
 from .problem import MatmulProblem
@@ -167,7 +167,7 @@ class ParallelProblem(Problem):
     def _rows_of(self, tokens: tuple[int, ...], inner: int) -> tuple[int, ...]:
         if self.form != "matmul_reduce_scatter":
             return (sum(tokens),) * self.size if self.gathers else tokens
-        return tuple(inner * n for n in Axis.even(tokens[0] // inner, self.size).counts())
+        return tuple([inner * n for n in even_counts(tokens[0] // inner, self.size)])
 
     def with_tokens(self, first: int, inner: int) -> ParallelProblem:
         """Return the product of as many tokens on each rank: X's first dimension, and the tokens in each index. Local.
@@ -281,7 +281,7 @@ class ParallelProblem(Problem):
         if self.gathers:
             split = {"tokens": first, "outputs": self.outputs}
         for name, shards in split.items():
-            even = Axis.even(sum(shards), self.size).counts()
+            even = [*even_counts(sum(shards), self.size)]
             if list(shards) != even:
                 return f"{name} are {list(shards)} on the ranks, expected {even}"
         down, across = Grid(self.size, 1), Grid(1, self.size)
@@ -311,7 +311,7 @@ class ParallelProblem(Problem):
         """Return GEMM + AllReduce with K in equal blocks, the last ones shorter, or why it is not one. Local."""
         if self.form != "matmul_allreduce":
             return "its result is not the same on every rank"
-        even = Axis.even(sum(self.inputs), self.size).counts()
+        even = [*even_counts(sum(self.inputs), self.size)]
         if list(self.inputs) != even:
             return f"inputs are {list(self.inputs)} on the ranks, expected {even}"
         tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)

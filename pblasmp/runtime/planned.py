@@ -7,7 +7,7 @@ Products, routines of levels 1 to 3, factorizations and tensor-parallel products
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -119,23 +119,27 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         key, task = call.key(0), call.task()
         plan: Plan[Result] | None = ctx.kept.peek(key)
         made = None if plan else prepare_alone(ctx.engine, task.problem, task.options, call.operands())
-        if not (plan or made):
+        if plan is not None:
+            taken, product = -1, plan._product
+        elif made is not None:
+            taken, product = made[:2]
+        else:
             return None
     except Exception:  # noqa: BLE001 - what is wrong is found again where the ranks agree
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
-    taken = -1 if made is None else made[0]
-    with ctx.running(call.name, checks=False, computes=False):
+    with ctx.running(call.name, checks=not product.queues, computes=not product.queues):
         if ctx.all_repeat(call.name, hash((number, taken, *varied)) & _VOTES, True) is None:
             return False
-        call.number = ctx.calls.remember(signature, call.remembered())
-        ctx.calls.remember(kin, call.remembered())
-        if plan is not None:
-            ctx.kept.find(key)
-            return (plan._run_with(call),)
-        assert made is not None
-        plan = Plan(call, kept=True, made=made[1:])
-        return (plan._run_with(call, partial(ctx.kept.keep, key, plan, has_tables=plan._product.has_tables)),)
+        remembered = call.remembered()
+        call.number = ctx.calls.remember(signature, remembered)
+        ctx.calls.remember(kin, remembered)
+        keep: Callable[[], object] = partial(ctx.kept.find, key)
+        if plan is None:
+            assert made is not None
+            plan = Plan(call, kept=True, made=made[1:])
+            keep = partial(ctx.kept.keep, key, plan, has_tables=product.has_tables)
+        return (plan._run(call, partial(product.run, call.operands()), keep),)
 
 
 _VOTES = (1 << 62) - 1  # numbers of votes

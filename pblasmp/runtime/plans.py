@@ -407,7 +407,8 @@ class Plan(Generic[Result]):
                 return self._run_with(call)
             self._hold(call)
             assert self._bound is not None
-            return self._run(call, self._bound.run)
+            with ctx.running(self._name):
+                return self._run(call, self._bound.run)
 
     def _queued(self) -> Result:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
@@ -431,21 +432,19 @@ class Plan(Generic[Result]):
             call: a call like the planned one.
             keep: what is done once the plan has all its tables.
         """
-        return self._run(call, partial(self._product.run, call.operands()), keep)
+        with self._ctx.running(self._name):
+            return self._run(call, partial(self._product.run, call.operands()), keep)
 
     def _run(
-        self,
-        call: UserCall[Result],
-        run: Callable[[], Any],
-        keep: Callable[[], None] = _nothing,
+        self, call: UserCall[Result], run: Callable[[], Any], keep: Callable[[], object] = _nothing
     ) -> Result:
-        with self._ctx.running(self._name):
-            self._ctx.control.channel.runs += 1
-            if call.starts:
-                call.start()
-            found = run()
-            keep()
-            return call.result(found)
+        """Run, inside ``running``, and return the call's result. Collective over the context."""
+        self._ctx.control.channel.runs += 1
+        if call.starts:
+            call.start()
+        found = run()
+        keep()
+        return call.result(found)
 
     def repeat(
         self, call: UserCall[Result], number: int, addresses: tuple[int, ...], used: Callable[[], object]
@@ -470,7 +469,7 @@ class Plan(Generic[Result]):
             if not addresses:
                 return (call.result(product.run(call.placed())),)
             if bound is None:
-                bound = product.bind(call.placed().mapped(ctx.engine.unowned))
+                bound = product.bind(call.placed())
                 ctx.kept.bind(self._number, addresses, bound)
             return (call.result(bound.run(replay=replay)),)
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from ..dtypes import FLOAT8, as_dtype, is_float8
 from ..engines.request import Options
+from ..epilogue import bias_dtype
 from ..errors import ArgumentError, LayoutError
 from ..layout import Grid, MatmulProblem, ParallelProblem
-from ..layout.axis import Axis
+from ..layout.axis import even_counts
 from ..layout.schemes import Form
 from ..runtime.interop import as_typed
 
@@ -99,7 +100,7 @@ class ArrayFacts:
         if form == "allgather_matmul":
             rows = (sum(tokens),) * len(tokens)
         elif form == "matmul_reduce_scatter":
-            rows = tuple(n * inner for n in Axis.even(firsts[0], len(firsts)).counts())
+            rows = tuple(n * inner for n in even_counts(firsts[0], len(firsts)))
         ordered = [memory for memory in memories if memory]
         outputs_first = ordered[0] == 1 if ordered else self.outputs_first or is_float8(self.dtype)
         return ParallelProblem(
@@ -110,6 +111,11 @@ class ArrayFacts:
                 for name, of, dtype in zip(("x", "w", "c", "out"), lds, types, strict=True)
             ),
         )  # fmt: skip
+
+    @property
+    def bias_dtype(self) -> np.dtype:
+        """The type of a bias."""
+        return bias_dtype(types_of(self.dtype, self.w_dtype, self.out_dtype, None)[0])
 
     def fitted(
         self, problem: ParallelProblem, rank: int, firsts: Sequence[int], lead: tuple[int, ...]
@@ -127,7 +133,7 @@ class ArrayFacts:
         if form == "allgather_matmul":
             shape = (*whole, outputs[rank])
         elif form == "matmul_reduce_scatter":
-            shape = (Axis.even(firsts[0], len(firsts)).counts()[rank], *rest, outputs[rank])
+            shape = (even_counts(firsts[0], len(firsts))[rank], *rest, outputs[rank])
         else:
             shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
         gathered = (*whole, problem.inputs[0]) if problem.return_gathered else None
@@ -154,6 +160,17 @@ class Specification:
     def __hash__(self) -> int:
         return self._hash
 
+    def with_tokens(self, first: int, inner: int) -> Specification:
+        """Return the product of as many tokens on each rank, as ``ParallelProblem.with_tokens`` does. Local."""
+        problem = self.problem.with_tokens(first, inner)
+        return Specification(problem, self.options, self.activation, self.has_bias, self.scales)
+
+    @cached_property
+    def is_tight(self) -> bool:
+        """Whether there are no gaps between the rows of x on any rank."""
+        p = self.problem
+        return dict(p.row_bytes)["x"] == tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.problem, self.options, self.activation))
@@ -168,7 +185,7 @@ def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> Non
         outputs: of each rank's weights.
     """
     name, held = ("x", [*firsts]) if form == "allgather_matmul" else ("w", [*outputs])
-    expected = Axis.even(sum(held), len(held)).counts()
+    expected = [*even_counts(sum(held), len(held))]
     if held != expected:
         raise LayoutError(
             f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "

@@ -7,10 +7,9 @@ import copy
 import math
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -80,6 +79,7 @@ class ParallelCall(UserCall[Any]):
             w_dtype: the function's other arguments, the same on every rank.
         by_rule: gathered x, or the weights of gathered outputs, must be split as ``shard`` does.
         for_plan: it is for a plan.
+        seen: of the arguments; None if the arrays must be read anew.
 
     Raises:
         ArgumentError: ``ctx`` is no context.
@@ -110,13 +110,16 @@ class ParallelCall(UserCall[Any]):
     w_dtype: Any = None
     by_rule: bool = False
     for_plan: bool = False
+    seen: Seen | None = None
 
-    # once the arrays are read
+    # once the arrays are read, or known to be like earlier ones
+    _addresses: tuple[int, ...] = field(init=False)
     _known: ArrayFacts = field(init=False)
     _local: Operands = field(init=False)
     _result: Any = field(init=False)
     _gathered: Any = field(init=False, default=None)
     _spec: Specification = field(init=False)  # once those of all ranks are known
+    _made: Made | None = field(init=False, default=None)  # if it was derived from another
     # of a plan
     _buffer: Any = field(init=False, default=None)  # its own x
     _memory: Any = field(init=False, default=None)  # of the buffer, if it is symmetric
@@ -131,45 +134,24 @@ class ParallelCall(UserCall[Any]):
 
     def signature(self) -> Hashable:
         """Return all that decides how the arrays are read; None if they must be read anew. Local."""
-        try:
-            scales = None if self.scales is None else tuple(self.scales.facts())
-            if not (isinstance(self.alpha, CONSTANTS) and isinstance(self.beta, CONSTANTS)):
-                return None
-            numbers = type(self.alpha), type(self.beta)  # 1, 1.0 and 1 + 0j are equal
-            arrays = self.x, self.w, self.c, self.out, self.bias
-            key = _how(self), numbers, scales, *map(_kind, arrays)
-            hash(key)
-        except Exception:  # noqa: BLE001 - read says what is wrong
-            return None
-        return key
+        return self.seen
 
     def kin(self) -> Hashable:
         """Return what calls have in common that differ in x's other dimensions only; None if it has no such kin. Local.
 
         x is contiguous, and new results are made.
         """
-        x, given = self.x, (self.c, self.out, self.scales)
-        if isinstance(x, tuple) or any(each is not None for each in given) or self.algo == "measure":
-            return None
-        contiguous = x.is_contiguous() if is_torch(x) else x.flags.c_contiguous
-        if not (contiguous and math.prod(x.shape)):
-            return None
-        numbers = type(self.alpha), type(self.beta)
-        return "kin", _how(self), numbers, x.shape[-1], x.ndim, _sort(x), _kind(self.w), _kind(self.bias)
+        return None if self.seen is None or self.seen[1] is None else self.seen[0]
 
-    def vary(self, remembered: tuple[Specification, ArrayFacts]) -> tuple[int, ...] | None:
-        """Read the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
-        spec, known = remembered
-        of, lead = spec.problem, tuple(self.x.shape[:-1])
-        tight = tuple(max(1, width) * of.dtype.itemsize for width in of.inputs)
-        if dict(of.row_bytes)["x"] != tight or is_float8(of.dtype):
+    def vary(self, remembered: Made) -> tuple[int, ...] | None:
+        """Place the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
+        assert self.seen is not None
+        lead = self.seen[1]
+        if lead is None or not remembered.spec.is_tight or is_float8(remembered.known.dtype):
             return None
-        first = lead[0] if lead else 1
-        problem = of.with_tokens(first, math.prod(lead[1:]))
-        self._spec = replace(spec, problem=problem)
-        self._known = known.fitted(problem, self.ctx.rank, (first,) * problem.size, lead)
-        self._make_results()
-        self._read_again()
+        self._made = made = remembered.with_lead(self.seen, lead)
+        self.place(made)
+        self.placed()
         return lead
 
     def read(self, facts: dict[str, Any]) -> None:
@@ -325,31 +307,45 @@ class ParallelCall(UserCall[Any]):
         """Return the epilogue, if there is one. Local."""
         return Epilogue(self.activation, bias=bias) if bias is not None or self.activation else None
 
-    def remembered(self) -> tuple[Specification, ArrayFacts]:
+    def remembered(self) -> Made:
         """Return what was read, without arrays. Local."""
-        return self._spec, self._known
+        return self._made or Made(self)
 
-    def again(self, remembered: tuple[Specification, ArrayFacts]) -> None:
+    def again(self, remembered: Made) -> None:
         """Read the arrays like earlier ones, with new results. Local.
 
         Raises:
             ArgumentError: c or out overlaps an array that it must not.
         """
-        self._spec, self._known = remembered
+        self._spec, self._known = remembered.spec, remembered.known
         self._make_results()
         self._read_again()
 
-    def place(self, remembered: tuple[Specification, ArrayFacts]) -> tuple[int, ...] | None:
+    def place(self, remembered: Made) -> tuple[int, ...] | None:
         """Make the results; return where the arrays are, None if they must be read. Local."""
         if not (self.c is None and self.out is None and self.scales is None):
             return None
-        self._spec, self._known = remembered
+        self._spec, self._known = remembered.spec, remembered.known
         self._make_results()
-        return _addresses(self.x, self.w, self.bias, self._result, self._gathered)
+        self._addresses = _addresses(self.x, self.w, self.bias, self._result, self._gathered)
+        return self._addresses
 
     def placed(self) -> Operands:
-        """Return the local arrays of a call that has its place. Local."""
-        self._read_again()
+        """Return the local arrays of a call that has its place, by their addresses. Local."""
+        at, known, rank, p = self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
+        inputs, outputs, rows = known.inputs, known.outputs, p.tokens[rank]
+        x, w, bias, out, gathered = self._addresses
+        of_w = (outputs, inputs) if known.outputs_first else (inputs, outputs)
+        vector = at(bias, (1, outputs), known.bias_dtype)[0] if known.has_bias else None
+        self._local = Operands(
+            at(x, (rows, inputs), known.dtype, known.lds[0]),
+            at(w, of_w, known.w_dtype, 0 if known.any_order else known.lds[1]),
+            None,
+            at(out, (p.rows[rank], known.shape[-1]), known.out_dtype),
+            self._epilogue(vector),
+        )
+        if known.gathered_shape is not None:
+            self._local.gathered = at(gathered, (sum(p.tokens), inputs), known.dtype)
         return self._local
 
     def _read_again(self) -> None:
@@ -552,28 +548,41 @@ class ParallelCall(UserCall[Any]):
 
 
 class Made:
-    """A call that has been made, to be made again on arrays like those. Local to make.
+    """A call that has been read, to be made again on arrays like those. It holds none. Local to make.
 
     Args:
         call: the call.
-        how: its arguments besides arrays.
-        number: its number.
-        plan: the kept plan, perhaps closed since.
+
+    Attributes:
+        spec, known: what was read.
+        number: of the call; 0 until it has run.
+        plan: the kept plan, perhaps closed since; None until it has run.
     """
 
-    __slots__ = (
-        "_dtype", "_engine", "_find", "_form", "_gathered_dtype", "_how", "_known", "_number", "_plan", "_stream",
-        "_tensors", "ctx",
-    )  # fmt: skip
+    number = 0
+    plan: Plan[Any] | None = None
 
-    def __init__(self, call: ParallelCall, how: Mapping[str, Any], number: int, plan: Plan[Any]) -> None:
-        self.ctx, self._form, self._how, known = call.ctx, call.form, how, call._known
-        self._engine, self._known, self._number, self._plan = call.ctx.engine, known, number, plan
-        self._find = partial(call.ctx.kept.find, call._spec)
+    def __init__(self, call: ParallelCall) -> None:
+        self.spec, self.known, self._seen = call._spec, call._known, call.seen
         self._stream = stream_getter(call.x)
         self._tensors = all(is_torch(each) for each in (call.x, call.w, call.bias) if each is not None)
         if self._tensors:
-            self._dtype, self._gathered_dtype = torch_type(known.out_dtype), torch_type(known.dtype)
+            self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
+        self._call = _copied(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
+        for name in ("_local", "_result", "_gathered"):
+            setattr(self._call, name, None)
+
+    def with_lead(self, seen: Seen, lead: tuple[int, ...]) -> Made:
+        """Return a call that differs in x's dimensions except the last, as on every rank. Local.
+
+        Args:
+            seen: of the arguments.
+            lead: the dimensions.
+        """
+        ctx, first = self._call.ctx, lead[0] if lead else 1
+        spec = self.spec.with_tokens(first, math.prod(lead[1:]))
+        known = self.known.fitted(spec.problem, ctx.rank, (first,) * ctx.size, lead)
+        return _copied(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
 
     def __call__(self, x: Any, w: Any, bias: Any) -> Any:
         """Make the call, and return what the function does. Collective over the context.
@@ -581,9 +590,9 @@ class Made:
         On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
         runs, on GPUs as a graph.
         """
-        plan, known, done = self._plan, self._known, None
-        if plan.current:
-            shape = known.gathered_shape
+        plan, known, done = self.plan, self.known, None
+        if plan is not None and plan.current:
+            ctx, shape = self._call.ctx, known.gathered_shape
             if self._tensors:
                 y = x.new_empty(known.shape, dtype=self._dtype)
                 gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
@@ -592,16 +601,37 @@ class Made:
                     0 if gathered is None else gathered.data_ptr(),
                 )  # fmt: skip
             else:
-                y, gathered = _new_results(self._engine, known, x)
+                y, gathered = _new_results(ctx.engine, known, x)
                 addresses = _addresses(x, w, bias, y, gathered)
             done = plan.rerun(
-                addresses, self._number, self._find, partial(on_stream_of, self._engine, x), self._stream()
-            )
+                addresses, self.number, partial(ctx.kept.find, self.spec), partial(on_stream_of, ctx.engine, x),
+                self._stream(),
+            )  # fmt: skip
             if done:
                 return y if gathered is None else (y, gathered)
             del y, gathered  # so that the next results get their memory, which the plan is bound to then
-        call = ParallelCall(self._form, self.ctx, x, w, None, None, bias, None, **self._how)
-        return run(call, voted=done is False)
+        call = _copied(self._call, seen=self._seen, x=x, w=w, bias=bias)
+        result = run(call, voted=done is False)
+        self.ran(call.number)
+        return result
+
+    def ran(self, number: int) -> None:
+        """Remember that the call has run, and by which plan. Local.
+
+        Args:
+            number: its number, 0 if it has none.
+        """
+        self.number, self.plan = number, self._call.ctx.kept.peek(self.spec) if number else None
+
+
+T = TypeVar("T")
+
+
+def _copied(value: T, **changes: Any) -> T:
+    """Return a shallow copy with other values of some attributes. Local."""
+    copied: T = object.__new__(type(value))
+    copied.__dict__.update(value.__dict__, **changes)
+    return copied
 
 
 def _addresses(*arrays: Any) -> tuple[int, ...]:
@@ -609,19 +639,31 @@ def _addresses(*arrays: Any) -> tuple[int, ...]:
     return tuple(0 if each is None else address_of(each) for each in arrays)
 
 
-_MOST_MADE = 1024
+Seen: TypeAlias = "tuple[Hashable, tuple[int, ...] | None]"
+"""What tells calls apart, but for where their arrays are; and x's dimensions except the last, if calls that differ in
+nothing else can be derived from each other: x is contiguous, and neither c, out nor scales are given."""
 
 
-def _key(form: str, x: Any, w: Any, bias: Any, how: Mapping[str, Any]) -> Hashable:
-    """Return what tells calls without c, out and scales apart, but for where their arrays are. Local.
+def _seen(form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mapping[str, Any]) -> Seen | None:
+    """Return what is seen of a call's arguments; None if its arrays must be read each time. Local.
 
     Args:
         form: the function's name.
-        x, w, bias: its arrays.
+        arrays: x, w, bias, c and out.
+        scales: the scales.
         how: its other arguments, in the same order in each place that calls this.
     """
-    numbers = type(how.get("alpha")), type(how.get("beta"))  # 1, 1.0 and 1 + 0j are equal
-    return form, *how, *how.values(), numbers, _kind(x), _kind(w), _kind(bias)
+    x, w, bias, c, out = arrays
+    numbers = how.get("alpha", 1), how.get("beta", 0)
+    if not all(isinstance(each, CONSTANTS) for each in numbers):
+        return None
+    # 1, 1.0 and 1 + 0j are equal
+    same = form, *how, *how.values(), *map(type, numbers), _kind(w), _kind(bias)
+    if c is out is scales is None and how.get("algo") != "measure":
+        shape = x.shape
+        if 0 not in shape and (x.is_contiguous() if is_torch(x) else x.flags.c_contiguous):
+            return (*same, shape[-1], len(shape), _sort(x)), tuple(shape[:-1])
+    return (*same, _kind(x), _kind(c), _kind(out), scales and tuple(scales.facts())), None
 
 
 def multiply(
@@ -659,24 +701,23 @@ def multiply_to_repeat(
     **how: Any,
 ) -> tuple[Any, Made | None]:
     """Return what ``multiply`` does, and what makes calls like this one again, if anything can. Collective."""
-    key: Hashable = None
+    seen: Seen | None = None
     made: Made | None = None
-    if c is None and out is None and scales is None and isinstance(ctx, Context):
+    plain = c is out is scales is None
+    if isinstance(ctx, Context):
         try:
-            key = _key(form, x, w, bias, how)
-            made = ctx.parallel_calls.get(key)
+            seen = _seen(form, (x, w, bias, c, out), scales, how)
+            made = ctx.calls.known(seen)[1]
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
-            key = made = None
-        if made is not None:
+            seen = made = None
+        if plain and made is not None:
             return made(x, w, bias), made
-    call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how)
+    call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how, seen=seen)
     result = run(call)
-    if key is not None and (number := call.number):
-        if len(ctx.parallel_calls) >= _MOST_MADE:
-            ctx.parallel_calls.clear()
-        plan = ctx.kept.peek(call._spec)
-        if plan is not None:
-            ctx.parallel_calls[key] = made = Made(call, how, number, plan)
+    if plain and call.number:
+        made = ctx.calls.known(seen)[1]
+        assert made is not None
+        made.ran(call.number)
     return result, made
 
 
@@ -687,11 +728,6 @@ def _new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) 
         new_like(like, engine, known.shape, known.out_dtype) if out is None else out,
         None if shape is None else new_like(like, engine, shape, known.dtype),
     )
-
-
-_how = attrgetter(
-    *(each.name for each in fields(ParallelCall) if each.init and each.name not in (*_ARRAYS, "ctx"))
-)
 
 
 def _kind(array: Any) -> Hashable:

@@ -37,6 +37,7 @@ from .runtime.host_copies import HostCopies
 from .runtime.nccl import nccl_version
 from .session import Session
 from .tensor import copy_methods as tensor
+from .types import stored_dtype
 
 METHODS: tuple[Method, ...] = (
     *cublasmp.METHODS,
@@ -158,14 +159,14 @@ class GpuEngine(Engine):
             )
         return array
 
-    def unowned(self, array: Any) -> Any:
-        """Return an array over the same memory, which it does not keep. Local."""
-        if not array.size:
-            return array
-        cuda, item = self.xp.cuda, array.itemsize
-        nbytes = item + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
-        memory = cuda.UnownedMemory(array.data.ptr, nbytes, None, self.device.index)
-        return self.xp.ndarray(array.shape, array.dtype, cuda.MemoryPointer(memory, 0), array.strides)
+    def at(self, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> Any:
+        """Return an array over memory that it does not keep, rows ``ld`` entries apart, if not tight. Local."""
+        if 0 in shape:
+            return self.xp.empty(shape, stored_dtype(dtype))
+        (rows, cols), cuda, item = shape, self.xp.cuda, dtype.itemsize
+        down = (ld or cols) * item
+        memory = cuda.UnownedMemory(address, (rows - 1) * down + cols * item, None, self.device.index)
+        return self.xp.ndarray(shape, stored_dtype(dtype), cuda.MemoryPointer(memory, 0), (down, item))
 
     def put(
         self,

@@ -152,11 +152,16 @@ class HostEngine(Engine):
             return adopted.view(dtype)
         return adopted
 
-    def unowned(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array over the same memory, which it does not keep. Local."""
-        # NumPy does not know the names of short types
-        raw = {"descr": None, "typestr": f"|V{array.itemsize}"}
-        return alias({**array.__array_interface__, **raw}).view(array.dtype)
+    def at(self, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> NDArray[Any]:
+        """Return an array over memory that it does not keep, rows ``ld`` entries apart, if not tight. Local."""
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        item = dtype.itemsize
+        interface = {
+            "version": 3, "data": (address, False), "shape": shape, "strides": ((ld or shape[1]) * item, item),
+            "typestr": f"|V{item}",  # NumPy does not know the names of short types
+        }  # fmt: skip
+        return alias(interface).view(dtype)
 
     @staticmethod
     def _shared(array: Any) -> NDArray[Any]:

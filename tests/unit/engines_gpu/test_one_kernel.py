@@ -480,11 +480,11 @@ class _Packed(ctypes.Structure):
     )  # fmt: skip
 
 
-def test_packed_arguments():
+def test_packed_arguments(monkeypatch):
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
-    kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
+    kernel._driver, kernel.ranks, kernel.tiles = None, 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
+    monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: f"{matrix.address} {box}".encode().ljust(128))
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
     job = KernelJob(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]],
@@ -506,10 +506,11 @@ def test_packed_arguments():
 
 
 @pytest.mark.parametrize("dtype", [HALF, E4])
-def test_steps_and_boxes_of_k_are_128_bytes(dtype):
+def test_steps_and_boxes_of_k_are_128_bytes(monkeypatch, dtype):
     kernel, boxes = object.__new__(OneKernel), []
     kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132)
-    kernel._map = lambda matrix, box: boxes.append(box) or bytes(128)  # type: ignore[method-assign]
+    kernel._driver = None
+    monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: boxes.append(box) or bytes(128))
     x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)
     packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))
     inputs = 128 // dtype.itemsize

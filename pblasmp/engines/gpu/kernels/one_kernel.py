@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,13 +151,19 @@ def tiling(
         blocks: that run at once, one on a multiprocessor.
         line: bytes of a row of X on a rank, if it has 8-bit floats.
     """
+    return _tiling(form, ranks, -(-rows // TILE_ROWS), cols, parts, blocks, line)
+
+
+@lru_cache(1024)
+def _tiling(form: str, ranks: int, tall: int, cols: int, parts: str, blocks: int, line: int | None) -> Tiling:
+    """Return what ``tiling`` does of rows that make so many tiles. Local."""
     exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
     last = _LAST_TILES.get(parts, _LAST_BYTES[form] / line if line else _LAST_TILES[form])
 
     def share(width: int, cluster: int) -> tuple[int, int]:
-        return -(-rows // (TILE_ROWS * cluster)) * cluster, -(-cols // width)
+        return -(-tall // cluster) * cluster, -(-cols // width)
 
     def cost(width: int, cluster: int) -> float:
         rounds = -(-shares * prod(share(width, cluster)) // (blocks // cluster * cluster))
@@ -282,9 +288,10 @@ class OneKernel:
         results[job.rank] = job.d
         starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
         box, step = (TILE_ROWS, tiles.chunk), _LINE_BYTES // job.x.dtype.itemsize
+        find = partial(_map, self._driver)
         maps = [
-            self._map(job.x, (TILE_ROWS, step)), self._map(job.w, (tiles.width // tiles.cluster, step)),
-            *(self._map(view, box) if view else bytes(_MAP_BYTES) for view in results),
+            find(job.x, (TILE_ROWS, step)), find(job.w, (tiles.width // tiles.cluster, step)),
+            *(find(view, box) if view else bytes(_MAP_BYTES) for view in results),
         ]  # fmt: skip
         steps = -(-job.w.cols // step)
         if is_float8(job.x.dtype) and tiles.width <= _WIDEST_PART:
@@ -303,23 +310,24 @@ class OneKernel:
         )
         return data.ljust(job_bytes(ranks), b"\0")
 
-    def _map(self, matrix: View, box: tuple[int, int]) -> bytes:
-        """Return how TMA finds boxes of a matrix, whose rows and first address are multiples of 16 bytes."""
-        driver = self._driver
-        itemsize = matrix.dtype.itemsize
-        swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[1] * itemsize}B")
-        kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
-        size, count = driver.cuuint64_t, driver.cuuint32_t
-        status, tensor_map = driver.cuTensorMapEncodeTiled(
-            kind, 2, matrix.address,
-            [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * itemsize)],
-            [count(box[1]), count(box[0])], [count(1), count(1)],
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )  # fmt: skip
-        check_driver((status,))
-        return ctypes.string_at(tensor_map.getPtr(), _MAP_BYTES)
+
+@lru_cache(1024)
+def _map(driver: Any, matrix: View, box: tuple[int, int]) -> bytes:
+    """Return how TMA finds boxes of a matrix, whose rows and first address are multiples of 16 bytes. Local."""
+    itemsize = matrix.dtype.itemsize
+    swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[1] * itemsize}B")
+    kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
+    size, count = driver.cuuint64_t, driver.cuuint32_t
+    status, tensor_map = driver.cuTensorMapEncodeTiled(
+        kind, 2, matrix.address,
+        [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * itemsize)],
+        [count(box[1]), count(box[0])], [count(1), count(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    check_driver((status,))
+    return ctypes.string_at(tensor_map.getPtr(), _MAP_BYTES)
 
 
 @cache

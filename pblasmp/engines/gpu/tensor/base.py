@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....dtypes import DTYPES, FLOAT8, is_float8
@@ -67,7 +67,7 @@ class CopyProduct(TensorProduct[Views]):
         session: this rank's GPU.
         p: the product; the same on every rank.
         options: alpha, beta, types.
-        alone: without the other ranks, so that it may run only if it is ``covered``. Local.
+        alone: without the other ranks, so that it may run only if it is ``covered``; ``why_not`` was asked. Local.
 
     Raises:
         UnsupportedError: ``why_not`` says why.
@@ -87,14 +87,14 @@ class CopyProduct(TensorProduct[Views]):
         self, session: Session, p: ParallelProblem, options: Options, *, alone: bool = False
     ) -> None:
         gpu = session.gpu
-        why = self.why_not(gpu, p, options)
+        why = "" if alone else self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")
         self.gpu, self._session = gpu, session
         self._begin(p, options, gpu.rank, gpu.size)
         self.travels = carried(p.out_dtype, options.comm_dtype)
         self.op_w: Op = "T" if p.outputs_first else "N"
-        self.path = f"{self.name}: {_first_sentence(type(self))}"
+        self.path = f"{self.name}: {_first_sentence(type(self).__doc__)}"
         self.replays = not p.conjugated
         self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
         self._nbytes = 0
@@ -309,8 +309,9 @@ class NcclSum(NcclProduct):
             self.add(operands, [sums], [out], operands.c)
 
 
-def _first_sentence(kind: type) -> str:
-    text = (kind.__doc__ or "").split(".")[0]
+@cache
+def _first_sentence(text: str | None) -> str:
+    text = (text or "").split(".")[0]
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
