@@ -181,12 +181,12 @@ def time_case(
             if not errors[name] < _MOST:
                 raise SystemExit(f"{case}: the residual of {name} is {errors[name]}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    if case.routine in _SOLVES:  # which keep the factors
+        m.fill(m.a, case.routine[:2])
+        m.factor()
     for turn in range(options.pairs + 1):
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
-            if case.routine in _SOLVES:
-                m.fill(m.a, case.routine[:2])
-                m.factor()
             m.restore()
             run = m.call(name)
             ctx.engine.synchronize()
@@ -331,7 +331,8 @@ def time_cases(ctx: pb.Context, chosen: Sequence[Case], options: argparse.Namesp
     directory = results.directory_of(options)
     if ctx.rank == 0 and directory is not None:
         kept = results.Run(
-            benchmark="factorizations-gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+            benchmark="-".join(["factorizations-gpu", *(options.only or ())]), date=results.today(),
+            commit=results.this_commit(), ranks=ctx.size,
             gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="pblasmp",
             sample="all", rows=rows,
         )  # fmt: skip

@@ -39,11 +39,11 @@ class Case(NamedTuple):
     long: bool = False
     dtype: str = "float64"
 
-    def plain(self, n: int, options: argparse.Namespace) -> dict[str, Any]:
+    def plain(self, n: int, width: int, options: argparse.Namespace) -> dict[str, Any]:
         """Return the case as results have it; the width only if there is one."""
-        width = {"width": options.width} if options.width else {}
+        wide = {"width": width} if width else {}
         letters = "".join(self.flags.values()) + (", long" if self.long else "")
-        about = {"routine": self.routine, "options": letters, "n": n, **width}
+        about = {"routine": self.routine, "options": letters, "n": n, **wide}
         return {**about, "grid": options.grid, "block": options.block}
 
     def __str__(self) -> str:
@@ -168,13 +168,21 @@ def scalapack_call(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], An
     return call
 
 
-def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+def cases(options: argparse.Namespace) -> list[tuple[Case, int]]:
+    """Return the cases of a run, each with the width of its matrices."""
+    chosen = [case for case in CASES if not options.only or case.routine in options.only]
+    return [(case, width) for width in options.width for case in chosen]
+
+
+def time_case(
+    comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, width: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Compare both contenders' results on one case, then time them. Collective over comm."""
     import numpy as np
 
     n = options.n // 2 if case.dtype == "complex128" or case.long else options.n
     grid = tuple(map(int, options.grid.split("x")))
-    m = Matrices(ctx, case, n, options.block, grid, options.width)
+    m = Matrices(ctx, case, n, options.block, grid, width)
     context = slk.grid(*grid)
     contenders = {"pblasmp": m.run}
     if (call := scalapack_call(slk, context, m)) is not None:
@@ -189,7 +197,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
-    return {"case": case.plain(n, options), "flops": m.flops(), "seconds": seconds, "ratios": ratios}
+    return {"case": case.plain(n, width, options), "flops": m.flops(), "seconds": seconds, "ratios": ratios}
 
 
 def time_all(comm: Any, flavor: Flavor, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -205,10 +213,8 @@ def time_all(comm: Any, flavor: Flavor, options: argparse.Namespace) -> list[dic
         )
         print("routine               n   pblasmp  GFLOP/s" + "".join(f"{name:>12}" for name in names))
     with pb.Context(comm, engine="host") as ctx:
-        for case in CASES:
-            if options.only and case.routine not in options.only:
-                continue
-            result = time_case(comm, ctx, slk, case, options)
+        for case, width in cases(options):
+            result = time_case(comm, ctx, slk, case, width, options)
             if comm.rank == 0:
                 taken = median(result["seconds"]["pblasmp"])
                 ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
@@ -234,11 +240,9 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
             flush=True,
         )
     with pb.Context(comm, engine="cublasmp") as ctx:
-        for case in CASES:
-            if options.only and case.routine not in options.only:
-                continue
+        for case, width in cases(options):
             grid = tuple(map(int, options.grid.split("x")))
-            m = Matrices(ctx, case, options.n, options.block, grid, options.width)
+            m = Matrices(ctx, case, options.n, options.block, grid, width)
             d = m.out.descriptor
             rows_of_d, cols = d.shape
             k = max(1, m.flops() // (2 * rows_of_d * cols * (4 if case.dtype == "complex128" else 1)))
@@ -270,14 +274,16 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
                 each = "  ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
                 speed = m.flops() / taken / 1e12
                 print(
-                    f"{case} {m.n:5d} {taken * 1e3:7.2f}ms {speed:8.2f}  {each}  ({report.algorithm})",
+                    f"{case} {m.n:5d} {width or '':4} {taken * 1e3:7.2f}ms {speed:8.2f}  {each}  "
+                    f"({report.algorithm})",
                     flush=True,
                 )
-            row = {"case": case.plain(m.n, options), "by": report.algorithm, "flops": m.flops()}
+            row = {"case": case.plain(m.n, width, options), "by": report.algorithm, "flops": m.flops()}
             rows.append(row | {"seconds": seconds, "ratios": ratios})
             del m, left, right
         directory = results.directory_of(options)
-        about = ["level3-gpu", options.grid, options.n, options.block, *filter(None, [options.width])]
+        thin = ["thin"] if any(options.width) else []
+        about = ["level3-gpu", options.grid, options.n, options.block, *thin]
         if comm.rank == 0 and directory is not None:
             run = results.Run(
                 benchmark="-".join(map(str, about)), date=results.today(),
@@ -294,11 +300,9 @@ def print_timelines(comm: Any, options: argparse.Namespace) -> None:
 
     timeline.begin()
     with pb.Context(comm, engine="cublasmp") as ctx:
-        for case in CASES:
-            if options.only and case.routine not in options.only:
-                continue
+        for case, width in cases(options):
             grid = tuple(map(int, options.grid.split("x")))
-            m = Matrices(ctx, case, options.n, options.block, grid, options.width)
+            m = Matrices(ctx, case, options.n, options.block, grid, width)
             how = {**case.flags, **m.scalars, "out": m.out, "algo": (options.algo or ["auto"])[0]}
             with pb.plan(getattr(pb.blas, case.routine), *m.matrices.values(), **how) as plan:
                 run = _finished(ctx, plan)
@@ -330,7 +334,8 @@ def main() -> None:
     parser.add_argument(
         "--width",
         type=int,
-        default=0,
+        nargs="+",
+        default=[0],
         help="columns or rows of B next to a triangular or symmetric A, columns of A in an update",
     )
     parser.add_argument("--block", type=int, default=128)
@@ -355,7 +360,7 @@ def main() -> None:
         return
     launches = Launches("benchmarks.level3", options)
     for launch in options.scalapack:
-        launches.run(launch, NRANKS, f"level3-{launch}" + ("-thin" if options.width else ""))
+        launches.run(launch, NRANKS, f"level3-{launch}" + ("-thin" if any(options.width) else ""))
 
 
 def rank_main(options: argparse.Namespace) -> None:
