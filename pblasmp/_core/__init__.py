@@ -50,6 +50,7 @@ ROUTINES = (
     *("scal", "swap", "dot", "dotc", "nrm2", "asum", "amax"),
     *("potrf", "posv", "getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
     *("getrf getri", "potrf potri", "trtri laset"),
+    *("geqrf", "orgqr", "ormqr"),
 )
 BLAS = (
     *("gemm", "gemv", "ger", "gerc", "axpy", "scal", "swap", "dot", "asum"),
@@ -68,7 +69,7 @@ BLAS = (
         "her",
         "her2",
     ),
-    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri"),
+    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "geqrf", "orgqr", "ormqr"),
 )
 PIVOTS = 256
 SCRATCH = (1 << 19) + (1 << 18)  # bytes
@@ -148,7 +149,7 @@ class CallState(ctypes.Structure):
         ("tells", ctypes.c_double * 4),
         ("factor", ctypes.c_void_p),
         ("factor_ld", ctypes.c_int64),
-        ("pivots", ctypes.c_int32 * PIVOTS),
+        ("numbers", ctypes.c_uint8 * (16 * PIVOTS)),
         ("info", ctypes.c_int32),
     )
 

@@ -516,6 +516,14 @@ uint64_t mixed(uint64_t h, uint64_t word)
     return h ^ h >> 29;
 }
 
+uint64_t mixed_beside(const call *c, uint64_t h)
+{
+    int64_t words = has_tau(c) ? c->count * c->d.of->item / 4 : c->count;
+    for (int64_t k = 0; k < words; k++)
+        h = mixed(h, c->numbers[k]);
+    return h;
+}
+
 static uint64_t mixed_double(uint64_t h, double x)
 {
     uint64_t bits;
@@ -539,12 +547,10 @@ static int64_t number_of(const call *c)
         h = mixed(h, (uint64_t)options[k]);
     for (int k = 0; k < 2; k++)
         h = mixed_double(mixed_double(h, c->alpha[k]), c->beta[k]);
-    const part *parts[] = {&c->a, &c->b, &c->c, &c->d, &c->ipiv};
+    const part *parts[] = {&c->a, &c->b, &c->c, &c->d, &c->beside};
     for (int k = 0; k < 5; k++)
         h = mixed_part(h, parts[k]);
-    for (int64_t k = 0; k < c->pivot_count; k++)
-        h = mixed(h, (uint64_t)c->pivots[k]);
-    return (int64_t)h;
+    return (int64_t)mixed_beside(c, h);
 }
 
 /* -- how a call goes on */
@@ -597,7 +603,8 @@ static int prepare(call *c)
         [AMAX] = prepare_reduced, [POTRF] = prepare_factored, [POSV] = prepare_solved, [GETRF] = prepare_lapack,
         [GETRS] = prepare_lapack, [GESV] = prepare_lapack, [POTRS] = prepare_lapack, [TRTRS] = prepare_lapack,
         [GETRI] = prepare_lapack, [POTRI] = prepare_lapack, [TRTRI] = prepare_lapack, [GETRF_GETRI] = prepare_lapack,
-        [POTRF_POTRI] = prepare_lapack, [TRTRI_LASET] = prepare_lapack,
+        [POTRF_POTRI] = prepare_lapack, [TRTRI_LASET] = prepare_lapack, [GEQRF] = prepare_lapack,
+        [ORGQR] = prepare_lapack, [ORMQR] = prepare_lapack,
     };
     static const double one[2] = {1, 0}, less[2] = {-1, 0}, zero[2] = {0, 0};
     c->letter = (int)c->d.of->letter, c->item = c->d.of->item;

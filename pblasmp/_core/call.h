@@ -34,6 +34,7 @@ enum {
 enum {
     MATMUL, TRSM, TRMM, SYMM, HEMM, SYRK, HERK, SYR2K, HER2K, GEADD, SCAL, SWAP, DOT, DOTC, NRM2, ASUM, AMAX,
     POTRF, POSV, GETRF, GETRS, GESV, POTRS, TRTRS, GETRI, POTRI, TRTRI, GETRF_GETRI, POTRF_POTRI, TRTRI_LASET,
+    GEQRF, ORGQR, ORMQR,
     ROUTINES,
 };
 
@@ -42,6 +43,7 @@ enum {
     B_GEMM, B_GEMV, B_GER, B_GERC, B_AXPY, B_SCAL, B_SWAP, B_DOT, B_ASUM,
     B_TRSM, B_TRMM, B_TRSV, B_TRMV, B_SYMM, B_HEMM, B_HEMV, B_SYRK, B_HERK, B_SYR2K, B_HER2K, B_HER, B_HER2,
     B_POTRF, B_POTRS, B_POTRI, B_GETRF, B_GETRS, B_GETRI, B_TRTRS, B_TRTRI,
+    B_GEQRF, B_ORGQR, B_ORMQR,
     BLAS_FUNCTIONS,
 };
 
@@ -153,8 +155,8 @@ struct call {
     int64_t is_new;
     char side, uplo, op_a, op_b, diag, unused[3];
     double alpha[2], beta[2];
-    part a, b, c, d, ipiv;
-    int64_t pivot_count;
+    part a, b, c, d, beside; /* beside A: IPIV or TAU */
+    int64_t count;   /* how many pivots, or factors of reflectors, all ranks have */
     int64_t yields;  /* of a wait: see board_meet */
     /* Where. */
     int64_t unlike;  /* flips bits of the vote: what this rank has found in the last call */
@@ -173,12 +175,16 @@ struct call {
     blas *functions[LETTERS][BLAS_FUNCTIONS];
     /* What comes of it. */
     int64_t number, nbytes;
-    int64_t checksum; /* of 32 bits, of a result and its pivots that each rank, or node, has computed for itself */
+    int64_t checksum; /* of 32 bits, of a result and what is beside it, that each rank, or node, has computed for itself */
     int64_t told;    /* how many numbers this rank tells with its vote */
     double tells[4];
     char *factor_at;        /* A's factor, if it has been factored to solve with it */
     int64_t factor_ld;
-    int32_t pivots[PIVOTS]; /* those of getrs and getri, or getrf's, from 1 */
+    union {
+        int32_t pivots[PIVOTS]; /* from 1 */
+        double tau[2 * PIVOTS]; /* numbers of the call's type */
+        uint32_t numbers[4 * PIVOTS];
+    };
     int32_t info;           /* LAPACK's; -1 if pivots are no rows of A */
     /* The rest is not Python's. */
     int letter, state;
@@ -215,8 +221,9 @@ size_t call_size(void);
 int call_start(call *c);
 int call_go_on(call *c);
 
-/* A number of a number and a word: different words give different ones. */
+/* A number of a number and a word: different words give different ones. And of the pivots, or factors of reflectors. */
 uint64_t mixed(uint64_t h, uint64_t word);
+uint64_t mixed_beside(const call *c, uint64_t h);
 
 /* Copy what this rank has of a part into a slab that is all of it, in Fortran order, or ``back``. */
 void part_copy(const part *p, char *slab, int back);
@@ -235,6 +242,11 @@ phase prepare_exchanged, prepare_reduced, prepare_lapack, prepare_factored, prep
 static inline int is_single(const call *c)
 {
     return c->ranks == 1;
+}
+
+static inline int has_tau(const call *c)
+{
+    return c->routine >= GEQRF;
 }
 
 static inline int is_on_one_node(const call *c)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small factorizations, solves and inverses: every rank runs LAPACK on its own copy of the operands.
+/* Small factorizations, solves, inverses and products with Q: every rank runs LAPACK on its own copy of the operands.
  *
  * The ranks meet once, as in tiny calls. All of them compute, since each needs INFO. In their next call they compare
  * checksums of their results.
@@ -75,7 +75,7 @@ void take_triangle(const call *c, tile whole, const view *to, int is_lower)
 /* Take the pivots from all of IPIV, whose columns are alike; return whether they are rows of A. */
 static int take_pivots(call *c, tile ipiv, int64_t m, int64_t n, int64_t item)
 {
-    c->pivot_count = m;
+    c->count = m;
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             char *at = tile_from(ipiv, i, j).at;
@@ -85,6 +85,14 @@ static int take_pivots(call *c, tile ipiv, int64_t m, int64_t n, int64_t item)
             c->pivots[i] = (int32_t)row;
         }
     return 1;
+}
+
+/* Take the factors of reflectors from TAU, whose rows are alike. */
+static void take_taus(call *c, tile tau, int64_t n)
+{
+    tile to = {(char *)c->tau, 0, c->item};
+    c->count = n;
+    tile_copy(to, tau, 1, n, c->item);
 }
 
 /* What is outside the triangle of an inverse: its adjoint, or zeros. */
@@ -117,8 +125,8 @@ static int factor(call *c, operand a, int64_t m, int64_t n)
     int32_t *info = &c->info;
     if (needs(c, GETRF, GESV) || c->routine == GETRF_GETRI) {
         BLAS(c, 6, GETRF)(INT(m), INT(n), a.at, INT(a.ld), c->pivots, info);
-        c->pivot_count = m < n ? m : n;
-        for (int64_t i = 0; i < c->pivot_count; i++) /* a BLAS may find no largest element among NaN */
+        c->count = m < n ? m : n;
+        for (int64_t i = 0; i < c->count; i++) /* a BLAS may find no largest element among NaN */
             c->pivots[i] = (int32_t)clipped(c->pivots[i], 1, m);
     } else if (c->routine == POTRF_POTRI) {
         BLAS(c, 5, POTRF)(&c->uplo, INT(n), a.at, INT(a.ld), info);
@@ -131,9 +139,28 @@ static int factor(call *c, operand a, int64_t m, int64_t n)
     return *info == 0;
 }
 
+static void run_reflectors(call *c, operand a, int64_t m, int64_t n, operand b)
+{
+    char *work = c->scratch + SCRATCH;
+    int64_t size = WORK / c->item;
+    if (c->routine == GEQRF) {
+        c->count = m < n ? m : n;
+        BLAS(c, 8, GEQRF)(INT(m), INT(n), a.at, INT(a.ld), c->tau, work, INT(size), &c->info);
+    } else if (c->routine == ORGQR)
+        BLAS(c, 9, ORGQR)(INT(m), INT(n), INT(c->count), a.at, INT(a.ld), c->tau, work, INT(size), &c->info);
+    else
+        BLAS(c, 13, ORMQR)
+        (&c->side, c->op_a == 'C' && c->letter < C ? "T" : &c->op_a, INT(c->y.rows.extent), INT(c->y.cols.extent), INT(n), a.at, INT(a.ld), c->tau, b.at,
+         INT(b.ld), work, INT(size), &c->info);
+}
+
 static void run_lapack(call *c, operand a, int64_t m, int64_t n, operand b, int64_t width)
 {
     int32_t *info = &c->info;
+    if (has_tau(c)) {
+        run_reflectors(c, a, m, n, b);
+        return;
+    }
     if (!factor(c, a, m, n))
         return;
     if (needs(c, GETRS, GESV))
@@ -171,9 +198,7 @@ static void note_checksum(call *c, operand x, int64_t m, int64_t n)
     int64_t words = m * n * c->item / 4; /* a matrix of its own is contiguous */
     for (int64_t k = 0; k < words; k++)
         sum = mixed(sum, ((const uint32_t *)(void *)x.at)[k]);
-    for (int64_t k = 0; k < c->pivot_count; k++)
-        sum = mixed(sum, (uint32_t)c->pivots[k]);
-    c->checksum = (int64_t)(sum >> 32);
+    c->checksum = (int64_t)(mixed_beside(c, sum) >> 32);
 }
 
 static int compute_by_lapack(call *c)
@@ -181,14 +206,17 @@ static int compute_by_lapack(call *c)
     const view *x = &c->x, *y = &c->y;
     int two = c->b.of != NULL, in_triangle = needs(c, POTRI, TRTRI), legal = 1;
     operand a = copy_of(c, x, c->left), b = two ? copy_of(c, y, c->right) : a;
-    if (c->ipiv.of != NULL) {
+    if (c->beside.of != NULL) {
         const view *p = &c->old;
         tile told = tile_of(p);
         if (c->across[0] != NULL) {
             operand all = slab(c, c->across[0], 0, 0);
             told = tile_at(all.at, all.ld, 1, p->of->item);
         }
-        legal = take_pivots(c, told, p->rows.extent, p->cols.extent, p->of->item);
+        if (has_tau(c))
+            take_taus(c, told, p->cols.extent);
+        else
+            legal = take_pivots(c, told, p->rows.extent, p->cols.extent, p->of->item);
     }
     c->info = legal ? 0 : -1;
     c->factor_at = a.at, c->factor_ld = a.ld;
@@ -210,17 +238,19 @@ int prepare_lapack(call *c)
     int two = c->b.of != NULL;
     REQUIRE(apart_but(c, two ? &c->b : &c->a));
     c->x = view_of(&c->a, 0, 0), c->y = two ? view_of(&c->b, 0, 0) : c->x, c->to = view_of(&c->d, 0, 0);
-    int64_t m = c->x.rows.extent, n = c->x.cols.extent, width = two ? c->y.cols.extent : 0, least = m < n ? m : n;
+    int64_t m = c->x.rows.extent, n = c->x.cols.extent, least = m < n ? m : n;
+    int64_t width = !two ? 0 : c->side == 'R' ? c->y.rows.extent : c->y.cols.extent;
     /* larger calls are worth a plan, in which the ranks share the work */
     REQUIRE(is_single(c) || c->alike);
-    REQUIRE(m * n * (least + width) <= c->limits->lapack && m * (n + width) * c->item <= SCRATCH && least <= PIVOTS);
+    REQUIRE(m * n * (least + width) <= c->limits->lapack && m * (n + width) * c->item <= SCRATCH - 64 && least <= PIVOTS);
+    REQUIRE(!has_tau(c) || ((n > width ? n : width) * c->item <= WORK && (c->routine == GEQRF || m >= n)));
     if (!is_single(c)) {
         c->left = stage_all(c, &c->x, 1, NULL);
         c->right = two ? stage_all(c, &c->y, 1, NULL) : NULL;
     }
-    if (c->ipiv.of != NULL) {
-        c->old = view_of(&c->ipiv, 0, 0);
-        REQUIRE(c->old.rows.extent <= PIVOTS);
+    if (c->beside.of != NULL) {
+        c->old = view_of(&c->beside, 0, 0);
+        REQUIRE((has_tau(c) ? c->old.cols.extent : c->old.rows.extent) <= (has_tau(c) ? n : PIVOTS));
         c->across[0] = is_single(c) ? NULL : stage_all(c, &c->old, 1, NULL);
     }
     c->compute = compute_by_lapack;

@@ -47,6 +47,7 @@ T = TypeVar("T")
 _RECTANGULAR = Sizes({"a": "m n", "d": "m n"})
 _SQUARE = Sizes({"a": "n n", "d": "n n"})
 _SOLVED = Sizes({"a": "n n", "b": "n r", "d": "n r"})
+_REFLECTED = Sizes({"a": "n k", "b": "n r", "d": "n r"})
 _TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
 
 
@@ -161,7 +162,14 @@ class FactorizationCall(UserCall[T]):
         return None
 
     def at_once(
-        self, routine: str, a: Any, b: Any = None, *, pivots: Pivots | None = None, **options: Any
+        self,
+        routine: str,
+        a: Any,
+        b: Any = None,
+        *,
+        pivots: Pivots | None = None,
+        tau: Any = None,
+        **options: Any,
     ) -> tuple[Matrix, Found] | Literal[False] | None:
         """Factor A or solve as a direct call, if a glance at the arguments shows that they are legal.
 
@@ -171,6 +179,7 @@ class FactorizationCall(UserCall[T]):
             routine: LAPACK's, as ``Asked`` has it.
             a, b: the caller's A, or its factors, and right-hand sides.
             pivots: those of "getrs" and "getri", from 0.
+            tau: the factors of the reflectors of "orgqr" and "ormqr".
             options: those of "uplo", "op_a" and "diag" that the routine has.
 
         Returns:
@@ -187,9 +196,12 @@ class FactorizationCall(UserCall[T]):
         ctx.check_open()
         if not direct.factors(routine, *a.shape, 0 if b is None else like.shape[1]):
             return None
-        sizes = _RECTANGULAR if routine == "getrf" else _SQUARE if b is None else _SOLVED
+        sizes = _RECTANGULAR if routine in ("getrf", "geqrf", "orgqr") else _SQUARE if b is None else _SOLVED
+        sizes = _REFLECTED if routine == "ormqr" else sizes
         seen = glance(ctx, sizes, (a, b, None, out), options, lambda: replace(like.descriptor, ld=None))
         given = b"" if pivots is None else _as_lapack(pivots, a.shape[0])
+        if tau is not None:
+            given = tau.tobytes() if (tau.shape, tau.dtype) == (a.shape[1:], a.dtype) else None
         if seen is None or given is None:
             return None
         of_a, of_b, _, of_d, words, d = seen
@@ -198,8 +210,10 @@ class FactorizationCall(UserCall[T]):
         if done is None or done is False:
             return done
         logger.debug("%s: computed directly", self.name)
-        info, found, diagonal = done
-        return d, Found(info, None if found is None else found.astype(np.int64) - 1, diagonal)
+        info, made, diagonal = done
+        if made is None or made.dtype != np.int32:
+            return d, Found(info, diagonal=diagonal, tau=made)
+        return d, Found(info, made.astype(np.int64) - 1, diagonal)
 
     def signature(self) -> Hashable:
         """Return all that decides how the call is computed. Local."""

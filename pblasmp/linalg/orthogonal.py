@@ -109,6 +109,9 @@ class _Qr(FactorizationCall[QrFactors]):
 
     name = "qr"
 
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        return self.at_once("geqrf", self.given["a"])
+
     def check(self) -> None:
         self.check_matrix("a", square=False)
         self.check_like("out", "a")
@@ -152,6 +155,9 @@ class _FormQ(_OfReflectors):
         cols = self.how["cols"]
         return rows, count if cols is None else cols
 
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        return self.at_once("orgqr", self.given["a"], tau=self._tau) if self.how["cols"] is None else None
+
     def check(self) -> None:
         self.check_matrix("a", square=False)
         self.check_like("out", "a", self._shape)
@@ -187,6 +193,14 @@ class _ApplyQ(_OfReflectors):
     @property
     def _right(self) -> bool:
         return bool(self.how["side"] == "R")
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, b, _ = self.given.values()
+        return (
+            None
+            if b is None or self._right
+            else self.at_once("ormqr", a, b, tau=self._tau, op_a=self.how["op"])
+        )
 
     def check(self) -> None:
         a, b, right = self["a"], self["b"], self._right

@@ -14,7 +14,7 @@ from ..blas import vector_calls
 from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_of
 from ..engines.direct.spans import Axes
-from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_rows
+from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_range
 from ..errors import ArgumentError
 from ..layout.routines import WORDS
 from ..resources import rank_share
@@ -150,12 +150,13 @@ class _LegalCall(NamedTuple):
     Attributes:
         asked: what the engine was asked for.
         in_column: whether this rank is in the process column of a vector, if numbers are made of these.
-        pivot_rows: where in IPIV the first of this rank's pivots is, and which rows of A they are of, if it is written.
+        places: where in IPIV, or TAU, this rank's first number is, and which rows, or columns, of A its numbers are of,
+            if it is written.
     """
 
     asked: Asked
     in_column: bool
-    pivot_rows: tuple[int, NDArray[np.int64]] | None
+    places: tuple[int, NDArray[np.int64]] | None
 
 
 def _in_column(asked: Asked) -> bool:
@@ -202,20 +203,21 @@ class DirectForm:
         self._first = next(at[name] for name in names if name.startswith("desc"))
         self._matrices = []
         for name, words in routine.shapes.items():
-            first, *rest = words.split() if words != "side" else ("m", "n", "side")
-            other, option = (*rest, "")[:2] if rest else (first, "")
-            inc = at.get(f"inc{name}", -1)
-            which = at[first], at[other], at.get(option, -1)
-            self._matrices.append((at[name], which, option == "side", inc, name in routine.written))
+            rows, cols, option = _sizes(words)
+            places = [at[each] for each in rows], [at[each] for each in cols], at.get(option, -1)
+            self._matrices.append((at[name], places, at.get(f"inc{name}", -1), name in routine.written))
         order = [*routine.shapes]
         a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
         self._passes = a, b, c, d  # -1: None
         self._numbers = [at[name] for name in routine.numbers]
         self._way = _WAYS.get(FAMILIES[called], "run")
-        self._ipiv = at.get("ipiv", -1)
-        apart = {at[name] for x in routine.shapes for name in (x, f"desc{x}")} | {*self._numbers, self._ipiv}
+        self._beside = at.get("ipiv", at.get("tau", -1))
+        self._axis, self._k = int("tau" in at), at.get("k", -1)
+        self._makes = called in ("getrf", "geqrf")
+        apart = {at[name] for x in routine.shapes for name in (x, f"desc{x}")}
+        apart |= {*self._numbers, self._beside}
         self._plain = itemgetter(*(i for i in range(len(names)) if i not in apart))
-        self._places = [(i, i + 3, written) for i, _, _, _, written in self._matrices]
+        self._places = [(i, i + 3, written) for i, _, _, written in self._matrices]
 
     def run(self, args: Sequence[Any]) -> Any:
         """Compute a call; return True, the numbers that it makes, or a factorization's INFO.
@@ -244,11 +246,10 @@ class DirectForm:
             asked = self._asked(grid, args, key)
             if asked is None:
                 return None
-            writes_pivots = self._ipiv >= 0 and asked.ipiv is None
             known = _LegalCall(
                 asked,
                 bool(self._numbers) and _in_column(asked),
-                _pivot_rows(asked.a) if writes_pivots else None,
+                _places(asked.a, self._axis) if self._makes else None,
             )
         ctx.check_open()
         done = getattr(direct, self._way)(ctx.control, known.asked)
@@ -273,13 +274,15 @@ class DirectForm:
         plain = self._plain(args)
         key = [self, plain, *map(type, plain)]
         dtype = self._dtype
-        if self._ipiv >= 0:
-            ipiv = args[self._ipiv]
-            if type(ipiv) is not np.ndarray or ipiv.dtype.kind != "i" or ipiv.ndim != 1:
+        if self._beside >= 0:
+            beside = args[self._beside]
+            if type(beside) is not np.ndarray or beside.ndim != 1:
                 return None
-            if not (ipiv.flags.writeable and ipiv.flags.c_contiguous):
+            if beside.dtype != dtype if self._axis else beside.dtype.kind != "i":
                 return None
-            key += host_address(ipiv), ipiv.size, ipiv.dtype.char
+            if not (beside.flags.writeable and beside.flags.c_contiguous):
+                return None
+            key += host_address(beside), beside.size, beside.dtype.char
         try:
             for at, desc_at, written in self._places:
                 array, desc = args[at], args[desc_at]
@@ -317,28 +320,40 @@ class DirectForm:
         assert of_d is not None
         if not all(args[i] for i in self._sizes) and (self._numbers or (of_d[3] and of_d[4])):
             return None  # numbers, or a product, of nothing: D may be scaled
-        ipiv = None
-        if self._ipiv >= 0:
-            whole = of_a[0], 0, 0, int(args[self._first][2]), 1, False
-            _, rows = local_rows(whole)
-            if args[self._ipiv].size < rows:
+        beside = None
+        if self._beside >= 0:
+            beside = self._part_beside(args, of_a)
+            if beside is None:
                 return None
-            if self._routine != "getrf":
-                ipiv = _pivots_of(args[self._ipiv][:rows], of_a)
         side, uplo, op_a, op_b, diag = words
         return Asked(
             self._full, self._routine, of_a, parts[b], parts[c], of_d, False, side, uplo, op_a, op_b, diag, alpha, beta,
-            ipiv=ipiv,
+            beside=None if self._makes else beside,
         )  # fmt: skip
 
+    def _part_beside(self, args: Sequence[Any], a: Part) -> Part | None:
+        """Return the part of IPIV or TAU that belongs to A; None if there are too few numbers. Local."""
+        held, _, j, m, n, _ = a
+        count = m
+        if self._axis:
+            count = min(m, n) if self._k < 0 else args[self._k]
+            used = held, 0, j, 1, count, False
+        else:
+            used = held, 0, 0, int(args[self._first][2]), 1, False  # of all rows of the matrix
+        here, given = sum(local_range(used, self._axis)), args[self._beside]
+        if given.size < here or (self._axis and count > n):
+            return None
+        return _beside(given[:here], a, self._axis, count)
+
     def _info(self, args: Sequence[Any], known: _LegalCall, outcome: Outcome) -> int | None:
-        """Return INFO, and write IPIV if it is a result; None if IPIV was no legal argument. Local."""
-        info, pivots, _ = outcome
+        """Return INFO, and write IPIV or TAU if it is a result; None if IPIV was no legal argument. Local."""
+        info, made, _ = outcome
         if info < 0:
             return None
-        if known.pivot_rows is not None and pivots is not None:
-            first, rows = known.pivot_rows
-            args[self._ipiv][first : first + len(rows)] = pivots[rows] + known.asked.a[1]
+        if known.places is not None and made is not None:
+            first, places = known.places
+            numbers = made[places] if self._axis else made[places] + known.asked.a[1]
+            args[self._beside][first : first + len(places)] = numbers
         return info
 
     def _told(self, args: Sequence[Any], known: _LegalCall, found: Any) -> Any:
@@ -370,12 +385,9 @@ class DirectForm:
         """Return the sub-matrices, and None as the last; None if there is something to say about one. Local."""
         parts: list[Part | None] = []
         char, known = self._dtype.char, grid.layouts
-        for (i, (first, other, option), sided, inc, _), place in zip(self._matrices, places, strict=True):
-            m, n = args[first], args[other]
-            if sided:
-                m = n = m if args[option] in "Ll" else n
-            elif option >= 0 and args[option] not in "Nn":
-                m, n = n, m
+        for (i, (rows, cols, option), inc, _), place in zip(self._matrices, places, strict=True):
+            turned = option >= 0 and args[option] not in "NnLl"
+            m, n = args[rows[turned]], args[cols[turned]]
             placed = known.get((char, place)) or _looked_up(grid, place, args[i], args[i + 3], self._dtype)
             if placed is None:
                 return None
@@ -390,23 +402,50 @@ class DirectForm:
         return parts
 
 
-def _pivots_of(ipiv: NDArray[Any], a: Part) -> Part:
-    """Return the part of IPIV that belongs to rows of A, as a matrix with a column for each process column. Local."""
-    held, i, _, m, _, _ = a
-    npcol = held.pattern.grid[1]
+def _sizes(words: str) -> tuple[tuple[str, str], tuple[str, str], str]:
+    """Return the sizes that may be a matrix's rows, those that may be its columns, and the option that decides. Local.
+
+    The first ones are meant if that is "N" or "L".
+    """
+    if words in ("side", "order k"):
+        return ("m", "n"), ("m", "n") if words == "side" else ("k", "k"), "side"
+    first, other, option = (*words.split(), "", "")[:3]
+    other = other or first
+    return (first, other), (other, first), option
+
+
+def _beside(array: NDArray[Any], a: Part, axis: int, count: int) -> Part:
+    """Return the part of IPIV that belongs to rows of A, as a matrix with a column for each process column. Local.
+
+    Or with axis 1 that of TAU, which belongs to columns, as a matrix with a row for each process row.
+    """
+    held, i, j, *_ = a
+    rows, cols, (nprow, npcol, _), letter = *held.pattern[:3], held.pattern.letter
+    if axis:
+        rows, ld, of, place = Axes(1, nprow, 0, 0, rows.mine), 1, array.reshape(1, -1), (0, j, nprow, count)
+    else:
+        cols, ld, of, place = (
+            Axes(1, npcol, 0, 0, cols.mine),
+            max(1, array.size),
+            array.reshape(-1, 1),
+            (i, 0, count, npcol),
+        )
+        letter = "i"
     pattern = held.pattern._replace(
-        cols=Axes(1, npcol, 0, 0, held.pattern.cols.mine), by_columns=True, letter="i", dtype=ipiv.dtype,
-        itemsize=ipiv.itemsize,
+        rows=rows, cols=cols, by_columns=True, letter=letter, dtype=array.dtype, itemsize=array.itemsize,
     )  # fmt: skip
-    column = Held(pattern, ipiv.reshape(-1, 1), host_address(ipiv), max(1, ipiv.size), ipiv.nbytes)
-    return column, i, 0, m, npcol, False
+    return Held(pattern, of, host_address(array), ld, array.nbytes), *place, False
 
 
-def _pivot_rows(a: Part) -> tuple[int, NDArray[np.int64]]:
-    """Return where in IPIV this rank's first pivot is, and which rows of A, from 0, its pivots are of. Local."""
-    x, (first, count) = SubMatrix(a), local_rows(a)
-    rows = x.rows.indices(x.row) if x.row >= 0 and count else np.empty(0, np.int64)
-    return first, rows[rows < min(a[3], a[4])]
+def _places(a: Part, axis: int) -> tuple[int, NDArray[np.int64]]:
+    """Return where in IPIV this rank's first pivot is, and which rows of A, from 0, its pivots are of. Local.
+
+    Or with axis 1 the same of TAU, and columns.
+    """
+    x, (first, count) = SubMatrix(a), local_range(a, axis)
+    span, process = (x.cols, x.col) if axis else (x.rows, x.row)
+    places = span.indices(process) if process >= 0 and count else np.empty(0, np.int64)
+    return first, places[places < min(a[3], a[4])]
 
 
 _WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something

@@ -70,7 +70,7 @@ class ScalapackRoutine(PblasRoutine):
 
     def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
         """Return what computes calls with legal arguments as direct calls; see ``PblasRoutine``. Local."""
-        if self.name not in FAMILIES or len(self.written) > 1:  # direct solves keep A
+        if self.direct[0] not in FAMILIES or len(self.written) > 1:  # direct solves keep A
             return None
         direct, names = DirectForm(self, full, dtype), self.names
 
@@ -386,6 +386,8 @@ _OUTPUTS = ("m", "nz")  # of eigenvalues
 _WORKS = ("work", "rwork", "iwork")
 _LEFT_OUT = {*_WORKS, *SIZES, "ifail", "iclustr", "gap", "info"}
 
+_REAL_NAMES = {"ungqr": "orgqr", "unmqr": "ormqr"}
+
 _MINOR = "the leading minor of order i of sub(A) is not positive"
 _ZERO = "the diagonal element i, from 1, of the triangular factor is exactly zero"
 _SQUARE = {"a": "n n"}
@@ -415,7 +417,7 @@ def routine(
     apart = (*_LEFT_OUT, *BESIDE, *outputs, "w", "s", "abstol", "orfac")
     return ScalapackRoutine(
         name, letters, f"{arguments} info", shapes, text, compute, "ScaLAPACK, {}",
-        (name, {each: each for each in shapes} | {"d": written[0]}, {}),
+        (_REAL_NAMES.get(name, name), dict(zip("ab", shapes, strict=False)) | {"d": written[0]}, {}),
         trans=("NT", "NC") if adjoint else ("NTC", "NTC"), legal=_OPTIONS, written=written, meanings=meanings,
         sizes=tuple(each for each in _SIZES if each not in outputs),
         unread=tuple(each for each in names if each in apart),

@@ -129,7 +129,7 @@ class CoreRanks:
 
         Args:
             routine: its name.
-            parts: what each rank gives: the parts A, B, C and D.
+            parts: what each rank gives: the parts A, B, C and D, and perhaps TAU.
             words, alpha, beta, new: the other arguments.
         """
         ended = [None] * self.size
@@ -140,7 +140,7 @@ class CoreRanks:
             state, room, meetings, _ = self._ranks[rank]
             _core.pack_request(
                 room, 0, _core.ROUTINES.index(routine), 0, new, words.encode(), alpha.real, alpha.imag, beta.real,
-                beta.imag, *(each for part in parts[rank] for each in part or calls._ABSENT), *calls._ABSENT, 0,
+                beta.imag, *(each for part in (*parts[rank], None)[:5] for each in part or calls._ABSENT), 0,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
             waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "AWAIT_SUMS": 0}

@@ -627,10 +627,66 @@ def pivots(comm):
         pblas.gridexit(ictxt)
 
 
+def reflectors(comm):
+    """Small QR factorizations, Q and products with it, under their names and ScaLAPACK's; TAU that is too short."""
+    m, n, i, j, grid = 13, 7, 2, 3, pb.Grid.squarest(comm.size)
+    rng = np.random.default_rng(19)
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
+
+        def held(values, i, j):
+            x = scattered(
+                ctx, pb.MatrixDescriptor(values.shape, (4, 3), grid, dtype=values.dtype, order="F"), values
+            )
+            desc = pblas.descinit(*values.shape, 4, 3, 0, 0, ictxt, max(1, x.local.shape[0]))
+            return x, (x.local, i, j, desc)
+
+        for letter, name, op in (("d", "dor", "T"), ("z", "zun", "C")):
+            whole = rng.standard_normal((m + 4, n + 4)).astype(letter.replace("z", "D"))
+            part = whole[i - 1 : i - 1 + m, j - 1 : j - 1 + n]
+            expected, scalars, *_ = scipy.linalg.get_lapack_funcs("geqrf", (part,))(part)
+            q = np.linalg.qr(part, mode="complete")[0]
+            a, of_a = held(whole, i, j)
+            own = a.descriptor.cols.globals(grid.coords(ctx.rank)[1])
+            tau, right = (
+                np.full(len(own), np.nan, whole.dtype),
+                rng.standard_normal((m, m)).astype(whole.dtype),
+            )
+            for _ in range(2):  # the second is a call that is known
+                a.local[...] = scattered(ctx, a.descriptor, whole).local
+                getattr(pblas, f"p{letter}geqrf")(m, n, *of_a, tau)
+            mine = (own >= j - 1) & (own < j - 1 + n)
+            wrong = _far(tau[mine], scalars[own[mine] - j + 1]) or (not np.isnan(tau[~mine]).all() and "TAU")
+            yield f"factors {letter}", first(wrong, _far(a[i - 1 : i - 1 + m, j - 1 : j - 1 + n], expected))
+            for side, product in (("L", q.conj().T @ right), ("R", right @ q.conj().T)):
+                c, of_c = held(right, 1, 1)
+                getattr(pblas, f"p{name}mqr")(side, op, m, m, n, *of_a, tau, *of_c)
+                yield f"product {letter} {side}", _far(c, product)
+            short = tau[: 0 if comm.rank == 0 else None]
+            words = ["tau", "numbers, one for each column that has a reflector"]
+            given = (m, n, n, *of_a, short)
+            yield (
+                f"short {letter}",
+                agreed_error(ctx, pblas.ParameterError, words, getattr(pblas, f"p{name}gqr"), *given),
+            )
+            getattr(pblas, f"p{name}gqr")(m, n, n, *of_a, tau)
+            yield f"Q {letter}", _far(a[i - 1 : i - 1 + m, j - 1 : j - 1 + n], q[:, :n])
+            x = held(part, 1, 1)[0]
+            factors = pb.linalg.qr(x)
+            wrong = (
+                _far(factors.q() @ factors.r(), part),
+                _far(factors.apply(held(right, 1, 1)[0], "C"), q.conj().T @ right),
+            )
+            yield f"functions {letter}", first(*wrong)
+        yield "direct", (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan"
+        pblas.gridexit(ictxt)
+
+
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
 def test_small_factorizations(nranks):
     run_mpi(small, nranks)
     run_mpi(pivots, nranks)
+    run_mpi(reflectors, nranks)
 
 
 def crowded(comm):

@@ -7,6 +7,7 @@ import ctypes
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import _core
@@ -180,9 +181,9 @@ class Cases:
         )  # fmt: skip
         return Spread(whole, descriptor), (i, j, rows, cols, turned)
 
-    def compute(self, routine, given, into, **how):
+    def compute(self, routine, given, into, beside=(), **how):
         """Make a call; return the result, or None if it is not for direct calls, which no rank may take otherwise."""
-        matrices = [*given, into]
+        matrices = [*given, into, *beside]
         parts = [
             [None if x is None else x[0].part(rank, x[1]) for x in matrices] for rank in range(self.size)
         ]
@@ -338,6 +339,45 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
             found, expected, near, near * (draw is factors), err_msg=f"{routine} {how}"
         )
     assert computed > count / 4
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(1, None), (3, None), (4, [0, 1, 1, 0])])
+def test_reflectors(size, nodes):
+    """Factors, all columns of Q, and products with it from both sides, with TAU beside a part of A."""
+    cases, computed = Cases(size, 4, nodes), 0
+    rng = cases.rng
+    for _ in range(24):
+        cases.char = str(rng.choice([*TYPES]))
+        n, m = sorted(map(int, rng.integers(1, 24, 2)))
+        x, letter = cases.values(m, n), cases.char in "FD"
+        names = ("geqrf", "ungqr", "unmqr") if letter else ("geqrf", "orgqr", "ormqr")
+        factor, form, apply = scipy.linalg.get_lapack_funcs(names, (x,))
+        reflectors, tau, *_ = factor(x)
+        a = cases.spread(x)
+        found = [cases.compute("geqrf", [a, None, None], a)]
+        expected = [reflectors]
+        a = cases.spread(reflectors)
+        descriptor, (_, j, *_, turned) = a[0].descriptor, a[1]
+        if not turned:  # TAU belongs to columns of the matrix
+            nprow = descriptor.grid.shape[0]
+            row = np.full((nprow, descriptor.shape[1]), np.nan, cases.char)
+            row[:, j : j + n] = tau
+            block, source = (1, descriptor.block[1]), (0, descriptor.source[1])
+            of = pb.MatrixDescriptor(row.shape, block, descriptor.grid, source, descriptor.dtype)
+            beside = [(Spread(row, of), (0, j, nprow, n, False))]
+            side, op = str(rng.choice([*"LR"])), str(rng.choice(["N", "C" if letter else "T"]))
+            c = cases.values(*(m, 5) if side == "L" else (5, m))
+            d = cases.spread(c)
+            found.append(cases.compute("ormqr", [a, d, None], d, beside, words=f"{side}L{op}NN"))
+            expected.append(apply(side, op, reflectors, tau, c, 4 * m + 9000)[0])
+            found.append(cases.compute("orgqr", [a, None, None], a, beside))
+            expected.append(form(reflectors, tau)[0])
+        for one, other in zip(found, expected, strict=True):
+            if one is not None:
+                computed += 1
+                near = 1e-3 if cases.char in "fF" else 1e-11
+                np.testing.assert_allclose(one, other, near, near * m)
+    assert computed > 24
 
 
 @pytest.mark.parametrize("size", [1, 3])

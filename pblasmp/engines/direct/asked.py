@@ -172,6 +172,7 @@ FAMILIES = {
         (
             *("getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
             *("getrf getri", "potrf potri", "trtri laset"),
+            *("geqrf", "orgqr", "ormqr"),
         ),
         "lapack",
     ),
@@ -186,17 +187,19 @@ class Asked(NamedTuple):
         call: its name in messages.
         routine: "matmul", one of ``ROUTINES``, or one of level 1: "scal" of D, "swap" of A and D, or one of
             ``REDUCTIONS`` of A, and of B if it takes two vectors, or of ``MATRIX_REDUCTIONS`` after the kind of A, as
-            in "symmetric: norm 1"; or LAPACK's, which keep A and B: "potrf", "getrf", "getri",
-            "potri" and "trtri" make D of A, "posv", "gesv", "potrs", "getrs" and "trtrs" of A and B, and
-            "getrf getri" and "potrf potri" are two of them in turn. "potrf potri" and "trtri laset" write all of the
-            inverse.
+            in "symmetric: norm 1"; or LAPACK's, which keep A and B: "potrf", "getrf", "geqrf", "getri", "potri",
+            "trtri" and, for all types, "orgqr" make D of A, "posv", "gesv", "potrs", "getrs", "trtrs" and "ormqr" of A
+            and B, and "getrf getri" and "potrf potri" are two of them in turn. "potrf potri" and "trtri laset" write
+            all of the inverse.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.
         alpha, beta: as the type of D has them. Alpha is not 0: some BLAS then read A and B nevertheless.
-        pivots: those of "getrs" and "getri", as LAPACK has them: integers of 32 bits, from 1.
-        ipiv: or those of this rank's rows of A as ScaLAPACK has them: rows of the whole matrix, from 1. It is a matrix
-            with a column for each process column of A's grid.
+        given: the pivots of "getrs" and "getri", as LAPACK has them: integers of 32 bits, from 1; or the factors of the
+            reflectors of "orgqr" and "ormqr".
+        beside: or those of this rank's part of A as ScaLAPACK has them. IPIV, of rows of the whole matrix from 1, is a
+            matrix with a column for each process column of A's grid; TAU, of columns, one with a row for each process
+            row.
     """
 
     call: str
@@ -213,21 +216,21 @@ class Asked(NamedTuple):
     diag: str = "N"
     alpha: complex = 1
     beta: complex = 0
-    pivots: bytes = b""
-    ipiv: Part | None = None
+    given: bytes = b""
+    beside: Part | None = None
 
 
 class Outcome(NamedTuple):
     """What LAPACK says of a call.
 
     Attributes:
-        info: INFO; -1 if ``ipiv`` has numbers that are no rows of A, or columns that differ: then nothing is computed.
-        pivots: from 1, if the routine makes any.
+        info: INFO; -1 if ``beside`` has pivots that are no rows of A, or columns that differ: nothing is computed then.
+        made: pivots, from 1, or the factors of reflectors, if the routine makes any.
         diagonal: that of U or L, if A has been factored to solve with it.
     """
 
     info: int
-    pivots: NDArray[np.int32] | None = None
+    made: NDArray[Any] | None = None
     diagonal: NDArray[Any] | None = None
 
 

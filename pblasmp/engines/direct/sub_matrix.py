@@ -131,9 +131,13 @@ def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
     return below, whole.below(start + extent, mine) - below, span
 
 
-def local_rows(part: Part) -> tuple[int, int]:
-    """Return the first of this rank's rows of a sub-matrix in its local array, and how many there are. Local."""
-    return _place(part[0].pattern.rows, part[1], part[3])[:2]
+def local_range(part: Part, axis: int) -> tuple[int, int]:
+    """Return the first of this rank's rows of a sub-matrix in its local array, and how many there are. Local.
+
+    Or columns, with axis 1.
+    """
+    pattern = part[0].pattern
+    return _place((pattern.rows, pattern.cols)[axis], part[1 + axis], part[3 + axis])[:2]
 
 
 def place_of(part: Part) -> tuple[int, Span, Span]:
@@ -181,13 +185,13 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
 
 def vote_number(asked: Asked) -> int:
     """Return the number that the ranks vote on: equal if, and only if, they ask for the same."""
-    call, routine, a, b, c, d, *others, pivots, _ = asked
+    call, routine, a, b, c, d, *others, given, _ = asked
     parts = [
         part[0].pattern.digest + _place_as_bytes(*part[1:]) if part is not None else b"-"
         for part in (a, b, c, d)
     ]
     options = _options_as_bytes(call, routine, *others)
-    digest = hashlib.blake2b(b"".join((options, *parts, pivots)), digest_size=8)
+    digest = hashlib.blake2b(b"".join((options, *parts, given)), digest_size=8)
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 

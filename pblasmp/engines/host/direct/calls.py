@@ -58,7 +58,8 @@ _LETTERS = "sdcz"
 _REAL = {  # what types have in place of a routine
     "gerc": "ger", "hemm": "symm", "hemv": "symv", "herk": "syrk", "her2k": "syr2k", "her": "syr", "her2": "syr2",
 }  # fmt: skip
-_COMPLEX = {"ger": "geru"}
+_COMPLEX = {"ger": "geru", "orgqr": "ungqr", "ormqr": "unmqr"}
+_WITH_TAU = "orgqr", "ormqr"
 _NUMBERS = "dot", "asum"  # in double precision for all types
 _ROUTINES = {name: number for number, name in enumerate(_core.ROUTINES)}
 _ABSENT = 0, 0, 0, 0, 0, 0
@@ -205,18 +206,20 @@ class HostDirect:
         state, routine, (_, _, _, m, n, _) = self._state, asked.routine, asked.a
         if not min(asked.d[3:5]):
             return Outcome(0)
-        pivots = diagonal = None
-        if routine in ("getrf", "gesv", "getrf getri"):
-            pivots = np.array(state.pivots[: min(m, n)], np.int32)
+        made = diagonal = None
+        dtype = asked.d[0].pattern.dtype
+        if routine in ("getrf", "gesv", "getrf getri", "geqrf"):
+            kind = dtype if routine == "geqrf" else np.int32
+            made = np.frombuffer(state.numbers, kind, min(m, n)).copy()
         if routine in ("gesv", "posv"):
-            dtype, step = asked.d[0].pattern.dtype, (state.factor_ld + 1) * asked.d[0].pattern.itemsize
+            step = (state.factor_ld + 1) * dtype.itemsize
             place = {"data": (state.factor, False), "shape": (n,), "strides": (step,)}
             diagonal = alias({**place, "typestr": dtype.str, "version": 3}).copy()
         if (
             FAMILIES[routine] == "lapack" and not self._single
         ) or not self._on_one_node:  # each has computed all
             compare_later(control, asked.call, state.info, state.checksum)
-        return Outcome(state.info, pivots, diagonal)
+        return Outcome(state.info, made, diagonal)
 
     def _reduced(self, control: Communicator, asked: Asked) -> Any:
         status = self._status(control, asked)
@@ -310,17 +313,18 @@ class HostDirect:
 
     def _pack(self, asked: Asked) -> None:
         """Write what is asked for where the core reads it. It stays there: a call is often made again."""
-        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, pivots, ipiv = asked
-        if pivots:
-            ctypes.memmove(self._state.pivots, pivots, min(len(pivots), ctypes.sizeof(self._state.pivots)))
+        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, given, beside = asked
+        if given:
+            room = self._state.numbers
+            ctypes.memmove(room, given, min(len(given), ctypes.sizeof(room)))
         _core.pack_request(
             self._held, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
-            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d, *(ipiv or _ABSENT),
-            len(pivots) // 4,
+            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d,
+            *(beside or _ABSENT), len(given) // (d[0].pattern.itemsize if routine in _WITH_TAU else 4),
         )  # fmt: skip
         self._asked = (
             None if FAMILIES[routine] == "lapack" else asked
-        )  # of which the core writes pivots there
+        )  # of which the core writes what is beside A there
 
     def _meet_by(self, board: Votes) -> None:
         """Have the ranks meet by these boards."""
