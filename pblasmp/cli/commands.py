@@ -575,6 +575,8 @@ def info(as_json: bool) -> None:
     """Show versions and paths of what pblasmp uses: Python, BLAS, MPI, GPU libraries; and the engine chosen here."""
     from ..info import collect
 
+    if not leading():
+        return
     found = collect()
     if as_json:
         print_json(found)

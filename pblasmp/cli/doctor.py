@@ -67,7 +67,8 @@ def diagnose(
         found["faults"] += faults_of_seats(seats)
         found |= on_ranks(_work, (engine, runs), ranks)
     except (FailureError, PblasmpError) as error:
-        found["faults"].append((f"the ranks failed: {error}", _cure()))
+        printed = getattr(error, "printed", "").splitlines()[:1]  # the first line says what went wrong first
+        found["faults"].append((": ".join(["the ranks failed", str(error), *printed]), _cure()))
     if leading():  # it starts processes
         found["facts"] = collect()
         found["faults"] += [] if ranks == 1 else faults_of_facts(found["facts"])  # one rank needs no MPI

@@ -9,7 +9,9 @@ print is kept from the terminal.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ _RANK = (  # imports leave no garbage; work_here() enables the collector
     "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.reports import work_here; "
     "sys.exit(work_here(Path(sys.argv[1])))"
 )
+_START_SECONDS = 60  # that a launcher may take until a rank runs
 
 Result = dict[str, Any]
 Work = Callable[[Any, Reporter], Result]
@@ -96,9 +99,11 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
             channel = Channel(directory)
             status: int | None = None
             warned: set[str] = set()
+            deadline = time.monotonic() + _START_SECONDS
             while status is None:
                 status = job.wait(0.05)
                 for event in channel.events():
+                    deadline = float("inf")
                     if "error" in event:
                         raise FailureError(event["error"], 2 if event["bad_input"] else 1, event["trace"])
                     result = event.get("result", result)
@@ -106,6 +111,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                         warned.add(event["warning"])
                         caution(event["warning"])
                     _show(event, display)
+                if status is None and time.monotonic() > deadline:
+                    raise _not_started(job)
         if status != 0 or result is None:
             from ..info import launcher_problem
 
@@ -114,6 +121,14 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                 message += f": {job.launcher.path}: {problem}. PBLASMP_MPIRUN names another one"
             raise FailureError(message, printed=job.tail())
     return result
+
+
+def _not_started(job: Job) -> FailureError:
+    """Return the error that a launcher neither starts ranks nor ends: MPICH's does so where srun fails. Local."""
+    message = f"{job.launcher.path} has started no rank within {_START_SECONDS} seconds"
+    if "SLURM_JOB_ID" in os.environ:
+        message += ". In an allocation of Slurm let srun start pblasmp: srun pblasmp doctor"
+    return FailureError(message, printed=job.tail())
 
 
 def _display() -> contextlib.AbstractContextManager[Reporter]:

@@ -136,6 +136,10 @@ class Channel(Reporter):
             self._next_progress = now + 0.1
             self._write({"done": done, "total": total})
 
+    def began(self) -> None:
+        """Report that this rank runs, on rank 0. Local."""
+        self._write({"began": True})
+
     def temporary(self, path: Path) -> None:
         """Report it, on rank 0. Local."""
         self._write({"temporary": str(path)})
@@ -208,6 +212,7 @@ def work_here(directory: Path) -> int:
     gc.enable()
     around = surroundings()
     channel = Channel(directory, around.rank if around else 0)
+    channel.began()
     try:
         show_logs(LogHandler(channel))
         if nranks == 1:

@@ -629,6 +629,24 @@ def test_mpirun_of_another_mpi_is_told(command, tmp_path, environment):
     )
 
 
+def test_a_launcher_that_starts_nothing_is_told(command, patched, tmp_path, environment):
+    """MPICH's asks srun in an allocation, and waits for ever if there is none."""
+    path = tmp_path / "mpirun"
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && { echo HYDRA 1.0; exit; }\necho no srun; exec sleep 100\n'
+    )
+    path.chmod(0o755)
+    patched("import pblasmp.cli.ranks; pblasmp.cli.ranks._START_SECONDS = 0.2")
+    environment |= {"PBLASMP_MPIRUN": str(path), "SLURM_JOB_ID": "7"}
+    done = command("doctor", "-n", 2)
+    assert done.returncode == 1
+    assert (
+        f"the ranks failed: {path} has started no rank within 0.2 seconds. In an allocation of Slurm let srun start "
+        "pblasmp: srun pblasmp doctor: no srun\n"
+    ) in done.stdout
+    assert not processes(tmp_path)
+
+
 def test_progress_on_a_terminal(environment, tmp_path):
     """Every step is shown; the result follows."""
     main_end, terminal = pty.openpty()

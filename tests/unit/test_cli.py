@@ -665,6 +665,9 @@ def test_info(pblasmp, monkeypatch):
             )
         for value in facts.values():
             assert isinstance(value, list) or str(value) in text
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert pblasmp("info") == (0, "", ""), "of many ranks one tells"
 
 
 def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path):
