@@ -290,10 +290,12 @@ def test_a_rank_that_has_ended_is_noticed(reaped, monkeypatch):
     hold, let_go = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(let_go)
-        board_of(lines, 1).imax(nothing, nothing)
-        os.read(hold, 1)
-        os._exit(0)
+        try:
+            os.close(let_go)
+            board_of(lines, 1).imax(nothing, nothing)
+            os.read(hold, 1)
+        finally:
+            os._exit(0)
     mine = board_of(lines, 0, [(process, locations.began(process)) for process in (os.getpid(), child)])
     request = mine.imax(nothing, nothing)
     while not request.Test():
