@@ -259,7 +259,8 @@ def _identify(path: Path, environ: Mapping[str, str]) -> Launcher:
             stdin=subprocess.DEVNULL,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        raise LibraryNotFoundError(f"the MPI launcher {path} cannot be run: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise LibraryNotFoundError(f"the MPI launcher {path} cannot be run: {why}") from error
     row = next((row for row in LAUNCHERS if row.answer and re.search(row.answer, answer)), _UNKNOWN)
     if row.hydra and path.with_name(row.hydra).is_file():
         path = path.with_name(row.hydra)

@@ -59,13 +59,19 @@ def _leave(message: str, status: int, details: str = "") -> NoReturn:
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output, whose reader may leave, as ``head`` does: that is no error, and the rest goes nowhere."""
+    """Standard output: what follows a failed write goes nowhere. A reader may leave, as ``head`` does."""
+
+    _ended = False
 
     def write(self, data: Any) -> int:
         try:
-            return super().write(data)
-        except BrokenPipeError:
-            return memoryview(data).nbytes
+            if not self._ended:
+                return super().write(data)
+        except OSError as error:
+            self._ended = True
+            if not isinstance(error, BrokenPipeError):
+                raise OSError(error.errno, error.strerror, "standard output") from None
+        return memoryview(data).nbytes
 
 
 class _Command(click.Command):

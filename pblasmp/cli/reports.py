@@ -59,6 +59,8 @@ def describe(error: BaseException) -> str:
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and error.strerror:  # os.getcwd's
+        return "the current directory has been removed"
     return str(error) if _is_expected(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
 
 

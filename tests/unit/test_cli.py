@@ -748,6 +748,20 @@ def test_output_that_nobody_reads_is_no_error(line, status):
     assert done.stderr.count("\n") == (status > 0)
 
 
+def test_output_that_cannot_be_written_is_said_once():
+    command = [sys.executable, "-m", "pblasmp", "list"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "pblasmp: standard output: No space left on device\n")
+
+
+def test_a_directory_that_is_gone(pblasmp, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    status, _, err = pblasmp("info")
+    assert (status, err) == (2, "pblasmp: the current directory has been removed\n")
+
+
 def test_a_terminal_without_the_characters():
     script = "import sys; sys.stdout.reconfigure(encoding='latin-1'); from pblasmp.cli import main; main()"
     command = [*launch.interpreter(), "-c", script, "matmul", "--help"]

@@ -90,6 +90,8 @@ def test_a_launcher_that_does_not_run(nowhere, tmp_path):
     script(tmp_path / "usr" / "mpirun", "exit 3")
     with pytest.raises(LibraryNotFoundError, match="usr/mpirun cannot be run"):
         find_launcher(nowhere)
+    with pytest.raises(LibraryNotFoundError, match=r"none cannot be run: No such file or directory$"):
+        find_launcher({**nowhere, "PBLASMP_MPIRUN": str(tmp_path / "none")})
 
 
 def test_commands(monkeypatch):
