@@ -337,6 +337,8 @@ def load_errors(comm, directory):
             agreed_error(ctx, pb.ArgumentError, ["MatrixDescriptor"], ctx.load, good, "2x2"),
         )
         yield "a block of 0", agreed_error(ctx, pb.ArgumentError, ["block"], ctx.load, good, block=0)
+        mine, words = 3 if comm.rank == last else None, ["progress: expected a function", "got 3"]
+        yield "progress", agreed_error(ctx, pb.ArgumentTypeError, words, ctx.load, good, progress=mine)
         for no_path in (None, 3, [good]):
             mine = no_path if comm.rank == last else good
             for call in (ctx.load, ctx.eye(3).save, lambda path: ctx.open_file(path).close()):

@@ -147,6 +147,8 @@ class _Count:
     """How much of its part a rank has done, for a progress function."""
 
     def __init__(self, total: int, tell: Progress | None) -> None:
+        if not (tell is None or callable(tell)):
+            raise ArgumentTypeError(f"progress: expected a function of two numbers, got {short_repr(tell)}")
         self._done, self._total, self._tell = 0, total, tell
         self.add(0)
 
