@@ -83,11 +83,13 @@ def run_mpi(
         RanksFailedError: a rank failed, disappeared or took too long. The message says which one, in or after which
             case, with its traceback, and where every other rank was.
         LibraryNotFoundError: there is no MPI launcher.
-        ArgumentError: the function is not at the top level of a module, or ``nranks`` is not at least 1.
+        ArgumentError: the function is not at the top level of a module, ``nranks`` is not at least 1, ``timeout`` is no
+            time, or JSON cannot hold an argument.
     """
     __tracebackhide__ = True
     del launch
     name, file = named(function, nranks)
+    _check(timeout, kwargs)
     if surroundings():
         outcomes = _run_here(name, file, nranks, kwargs)
     else:
@@ -105,6 +107,7 @@ def run_torch(
     __tracebackhide__ = True
     del launch
     name, file = named(function, nranks)
+    _check(timeout, kwargs)
     return results_of(name, _run(name, file, nranks, kwargs, timeout, Torchrun()))
 
 
@@ -130,7 +133,7 @@ def named(function: Function | str, nranks: object) -> tuple[str, str]:
     Raises:
         ArgumentError: the ranks could not find it, or there would be no rank.
     """
-    if not isinstance(nranks, int) or nranks < 1:
+    if not isinstance(nranks, (int, np.integer)) or nranks < 1:
         raise ArgumentError(f"nranks: expected an integer, at least 1, got {short_repr(nranks)}")
     if isinstance(function, str):
         return function, ""
@@ -144,6 +147,18 @@ def named(function: Function | str, nranks: object) -> tuple[str, str]:
     return f"{function.__module__}:{name}", file
 
 
+def _check(timeout: object, kwargs: Mapping[str, Any]) -> None:
+    """Raise ArgumentError unless ``timeout`` is a time, and JSON can hold the arguments."""
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ArgumentError(f"timeout: expected seconds, more than 0, got {short_repr(timeout)}")
+    name = ""
+    try:
+        for name, value in kwargs.items():
+            json.dumps({name: value})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{name}: arguments travel to the ranks as JSON: {error}") from None
+
+
 def import_path() -> list[str]:
     """Return where this process looks for modules, whatever its working directory will be. Local."""
     return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the working directory)
@@ -154,7 +169,7 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Run a function on ranks that are started for it, and return what each answered."""
     __tracebackhide__ = True
-    call = {"name": name, "file": file, "nranks": nranks, "kwargs": kwargs, "path": import_path()}
+    call = {"name": name, "file": file, "nranks": int(nranks), "kwargs": kwargs, "path": import_path()}
     with private_folder("pblasmp-test-") as directory:
         (directory / "call").write_text(json.dumps(call))
         kind = "mpi" if launcher is None else launcher.kind
@@ -258,7 +273,10 @@ def results_of(name: str, outcomes: Sequence[dict[str, Any]]) -> list[Any]:
     if not names[0] or any(n != names[0] for n in names):
         raise RanksFailedError(f"{name}: ranks must run the same cases, at least one; they ran {names}")
     faults = [
-        f"{case}, rank {r}: {error}" for r, result in enumerate(results) for case, error in result if error
+        f"{case}, rank {r}: {error or 'an empty text'}"
+        for r, result in enumerate(results)
+        for case, error in result
+        if error or isinstance(error, str)
     ]
     if faults:
         raise RanksFailedError(
@@ -290,7 +308,7 @@ def run_function(
     if inspect.isgeneratorfunction(function):
         cases = []
         for case, error in function(comm, **kwargs):
-            cases.append((case, error))
+            cases.append((case, repr(error) if isinstance(error, BaseException) else error))
             done(case)
         outcome = {"cases": True, "result": cases}
     else:

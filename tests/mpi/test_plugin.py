@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -124,11 +125,27 @@ def leaves_a_context_open(comm):
     pb.Context(comm, engine="host")
 
 
+def cases(comm, error):
+    yield "a", None
+    yield "b", {"text": "", "error": ValueError(), "none": False}[error]
+
+
 def test_results_of_users_ranks():
     row = {"row": [0, 1], "total": 2}
     assert testing.run_mpi(rank_of, 2, offset=3) == [{"rank": 3, **row}, {"rank": 4, **row}]
     with pytest.raises(pb.ArgumentError, match="function: expected one at the top level of a module"):
         testing.run_mpi(lambda comm: comm.rank, 2)
+    assert testing.run_mpi(cases, np.int64(1), error="none")
+    for error, words in (("text", "b, rank 0: an empty text"), ("error", r"b, rank 0: ValueError\(\)")):
+        with pytest.raises(testing.RanksFailedError, match=words):
+            testing.run_mpi(cases, 1, error=error)
+    with pytest.raises(
+        pb.ArgumentError, match="error: arguments travel to the ranks as JSON: Object of type set"
+    ):
+        testing.run_mpi(cases, 1, error={1})
+    for timeout in (0, "1", math.nan):
+        with pytest.raises(pb.ArgumentError, match=r"timeout: expected seconds, more than 0, got"):
+            testing.run_mpi(cases, 1, error="none", timeout=timeout)
 
 
 @pytest.mark.parametrize(

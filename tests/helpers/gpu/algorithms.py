@@ -166,7 +166,7 @@ def scheme_of(
 
 def every_epilogue(
     ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator, keep: int = 1
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str | None]]:
     """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has; one in ``keep``."""
     for scheme, order, kind in in_turn(PRODUCTS, "CF", EPILOGUES[algo], keep=keep):
         if algo in PRODUCTS[scheme]:
@@ -174,19 +174,19 @@ def every_epilogue(
             tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
             say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
             fault = epilogues.followed(ctx, rng, p, kind, algo=algo, tolerance=tolerance)
-            yield f"{algo} {scheme} {order} {dtype} {kind}", fault or ""
+            yield f"{algo} {scheme} {order} {dtype} {kind}", fault
 
 
 def every_float8(
     ctx: pb.Context, algo: str, rng: np.random.Generator, keep: int = 1
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str | None]]:
     """Yield (case, fault) of products of 8-bit floats, of every type; one in ``keep``."""
     for scheme, types, order in in_turn(PRODUCTS, FLOAT8_TYPES, "CF", keep=keep):
         if algo in PRODUCTS[scheme]:
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")
             fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-7)  # sums by NCCL are rounded
-            yield f"{algo} {scheme} {order} {types}", fault or ""
+            yield f"{algo} {scheme} {order} {types}", fault
 
 
 # -- tensor-parallel products
