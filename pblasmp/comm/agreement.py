@@ -119,7 +119,11 @@ class Agreement:
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
-                return  # an interrupt is not a fault of the arguments
+                if not isinstance(
+                    error, SystemExit
+                ):  # of which the others are told where the context is left
+                    channel.break_(error, call)  # an interrupt is not a fault of the arguments
+                return
             if error is not None and text_of(error) in channel.cause:
                 return  # this error has broken the context: nobody votes any more
             _raise_device_fault(channel, error)  # other ranks may wait for this device instead of voting

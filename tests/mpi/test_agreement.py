@@ -168,8 +168,14 @@ def bad_input_on_one_rank(comm, directory):
             "redistribute: diag",
             error(pb.ArgumentError, ["diag", on], a.redistribute, d, uplo="L", diag=wrong(either, "N")),
         )
-        yield "load: no path", error(TypeError, ["NoneType", on], ctx.load, wrong(None, f"{directory}/0.npy"))
-        yield "save: no path", error(TypeError, ["NoneType", on], a.save, wrong(None, f"{directory}/x.npy"))
+        yield (
+            "load: no path",
+            error(TypeError, ["path", "None", on], ctx.load, wrong(None, f"{directory}/0.npy")),
+        )
+        yield (
+            "save: no path",
+            error(TypeError, ["path", "None", on], a.save, wrong(None, f"{directory}/x.npy")),
+        )
         yield "load: missing", error(FileNotFoundError, [on], ctx.load, f"{directory}/{comm.rank}.npy")
         yield "load: two ranks find two faults", error(
             (FileNotFoundError, pb.ArgumentError),
@@ -640,6 +646,33 @@ def interrupted(comm):
         yield f"{name}, raised on {ranks}", wrong
 
 
+def interrupted_while_it_checks(comm):
+    """An interrupt before the ranks agree, in a user's function or an argument's text, is told to those that wait."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    class Number(float):
+        __repr__ = stop
+
+    here = comm.rank == 1
+    calls = {
+        "from_function": lambda ctx: ctx.from_function(stop if here else np.add, (4, 4)),
+        "map": lambda ctx: ctx.eye((4, 4)).map(stop if here else np.abs),
+        "matrix +": lambda ctx: ctx.eye((4, 4)) + (Number(2) if here else 2.0),
+    }
+    for name, call in calls.items():
+        with pb.Context(comm, engine="host") as ctx:
+            try:
+                call(ctx)
+                text = "nothing was raised"
+            except (KeyboardInterrupt, pb.ClosedError) as error:
+                text = f"{error!r}"
+            yield name, None if f"rank 1 left {name} with KeyboardInterrupt" in text or here else text
+            with pytest.raises(pb.ClosedError, match="is broken"):
+                ctx.zeros((2, 2))
+
+
 def descriptors(comm):
     """However a context ends, its memory goes with it, and what that has of the process."""
     kept = []
@@ -701,6 +734,10 @@ def test_another_call_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [3, *only_long(6)])
 def test_exceptions_of_some_ranks(nranks):
     run_mpi(interrupted, nranks)
+
+
+def test_interrupts_before_the_ranks_agree():
+    run_mpi(interrupted_while_it_checks, 3)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
