@@ -180,7 +180,10 @@ class _ParallelLinear(ParallelModule):
         dtype = torch.get_autocast_dtype(where)
         if self.scales is not None:
             return [x if x.itemsize == 1 else x.to(dtype), *parameters]
-        return [None if each is None else each.to(dtype) for each in (x, *parameters)]
+        untouched = None, torch.float64  # as PyTorch's own layers are
+        return [
+            each if getattr(each, "dtype", None) in untouched else each.to(dtype) for each in (x, *parameters)
+        ]
 
     def forward(self, x: Tensor) -> Any:
         """Return the layer's output; with ``skip_bias_add`` also the bias to add. Collective over the context.

@@ -241,6 +241,10 @@ def values_of_rank_0(ctx: pb.Context) -> None:
 def autocast(ctx: pb.Context) -> None:
     """Layers of float32 compute in the type that autocast asks for; gradients are float32."""
     where = device(ctx)
+    up, _, split_up, _ = column_and_row(ctx, False)
+    x = integers(ctx, 7, 8, 12) / 3
+    with torch.autocast(where.type, torch.bfloat16):
+        compare("float64 stays", split_up(x), up(x)[..., split_up.shard], 1e-13)
     for dtype in (torch.bfloat16, torch.float16):
         for sequence_parallel in (False, True):
             up, down, split_up, split_down = (m.float() for m in column_and_row(ctx, sequence_parallel))
