@@ -145,7 +145,7 @@ class CallState(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("waits", WAIT),
         ("functions", ctypes.c_void_p * len(BLAS) * _LETTERS),
-        *((name, ctypes.c_int64) for name in ("number", "nbytes", "checksum", "told")),
+        *((name, ctypes.c_int64) for name in ("number", "nbytes", "touched", "checksum", "told")),
         ("tells", ctypes.c_double * 4),
         ("factor", ctypes.c_void_p),
         ("factor_ld", ctypes.c_int64),

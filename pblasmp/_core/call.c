@@ -638,6 +638,8 @@ int call_start(call *c)
         return found;
     REQUIRE(c->nbytes <= c->most);
     REQUIRE(is_on_one_node(c) || c->nbytes <= c->capacity);
+    if (c->nbytes > c->touched)
+        c->touched = c->nbytes;
     int fits = c->nbytes <= c->capacity;
     if (is_single(c)) {
         c->state = ALONE;

@@ -174,7 +174,7 @@ struct call {
     wait *waits;    /* a flag, for longer than a moment */
     blas *functions[LETTERS][BLAS_FUNCTIONS];
     /* What comes of it. */
-    int64_t number, nbytes;
+    int64_t number, nbytes, touched; /* bytes of a set: of this call, and of the largest so far */
     int64_t checksum; /* of 32 bits, of a result and what is beside it, that each rank, or node, has computed for itself */
     int64_t told;    /* how many numbers this rank tells with its vote */
     double tells[4];

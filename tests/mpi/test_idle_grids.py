@@ -117,8 +117,21 @@ def refusals(comm):
         with mock.patch.object(grids, "MOST_IDLE", 0 if comm.rank == 2 else 9):
             freed(comm)
         yield "one rank keeps none", str(idle) if idle else None
-        with mock.patch.object(host, "LITTLE", 0):
+        with mock.patch.object(host, "LITTLE", -1):
             freed(comm)
+        yield "memory", str(idle) if idle else None
+
+
+def between_nodes(comm):
+    """Of the memory of calls between nodes counts what they have used: it is large from the start."""
+    yield from again(comm)
+    with none_idle() as idle, mock.patch.object(host, "LITTLE", 63):
+        freed(comm)
+        yield "not used", None if idle or comm.rank == 3 else "it does not rest"
+    with none_idle() as idle, mock.patch.object(host, "LITTLE", 63):
+        number = made(comm)
+        yield "used", product(number, 2.0)[1]
+        pblas.gridexit(number)
         yield "memory", str(idle) if idle else None
 
 
@@ -171,6 +184,10 @@ def failures(comm):
 @pytest.mark.parametrize("cases", [again, others, refusals, state, failures])
 def test_grids_that_rest(cases):
     run_mpi(cases, 4)
+
+
+def test_grids_that_rest_between_nodes():
+    run_mpi(between_nodes, 4, on_nodes="interleaved:2")
 
 
 END = """

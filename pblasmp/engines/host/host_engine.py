@@ -110,9 +110,9 @@ class HostEngine(Engine):
         self.transport: Transport = transport
         rounding = blas.described(self._library), self.threads, sorted(blas.threads_set_by_user())
         alike = len({*map(str, allgather_alike(comm, rounding))}) == 1
-        self.direct: Direct | None = HostDirect(
-            self._library, self._buffers, operations, transport, alike=alike
-        )
+        direct = HostDirect(self._library, self._buffers, operations, transport, alike=alike)
+        self.direct: Direct | None = direct
+        self._untouched = direct.untouched
 
     @property
     def machine(self) -> str:
@@ -232,7 +232,7 @@ class HostEngine(Engine):
 
     def can_idle(self) -> bool:
         """Return whether it holds little memory. Local."""
-        return sum(self._buffers.held("")) <= LITTLE
+        return sum(self._buffers.held("")) - self._untouched() <= LITTLE
 
     def idle(self) -> None:
         """Give BLAS its threads back, until ``resume``. Local."""

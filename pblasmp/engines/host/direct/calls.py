@@ -135,6 +135,11 @@ class HostDirect:
             if not all(allgather_alike(transport.comm, fits)):
                 self._core = None
 
+    def untouched(self) -> int:
+        """Return how many bytes of the sets take no memory: between nodes they are large from the start. Local."""
+        between_nodes = self._core is not None and not self._on_one_node
+        return 2 * (self.sets.capacity - self._state.touched) if between_nodes else 0
+
     def run(self, control: Communicator, asked: Asked) -> bool | None:
         """See ``Direct``. Collective over the context."""
         done: bool | None = self._in_turn(control, asked, self._done)
