@@ -270,7 +270,7 @@ def launched(options: argparse.Namespace, routine: str, nodes: int, why_alone: s
         given += ["--pairs", str(options.pairs), "--answer", str(answer), "--alone", why_alone]
         argv = [*launch.interpreter(), "-u", "-m", "mpi4py", "-m", "benchmarks.nodes", *given]
         with Job(argv, RANKS, output, environ=environment) as job:
-            status = job.wait(options.limit)
+            status = job.wait(10 * options.limit if why_alone else options.limit)
         if status == 0:
             row: dict[str, Any] = json.loads(answer.read_text())
             return row
