@@ -372,8 +372,9 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
     A = U diag(s) V^H. A is scaled if squares of its elements would over- or underflow. NaN or infinity in A makes all
     results NaN.
 
-    ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, and on one rank, the
-    LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one, whose memory must hold it all.
+    ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, on up to four ranks up
+    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one, whose
+    memory must hold it all.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.

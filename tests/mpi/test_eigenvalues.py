@@ -49,6 +49,7 @@ def by_scalapack(comm, count):
         if ctx.size != 2:
             return
         patch.setattr(spectral_libraries.METHODS[0], "most", 0)
+        patch.setattr(spectral_libraries.METHODS[0], "singular", (0, 0))
         yield from eigh_at_the_ends(ctx, rng, "complex128", keep=8)
         yield from cases.svd_at_the_ends(ctx, rng, "float32")
         whole = positive(rng, 30, "float64")
@@ -222,7 +223,8 @@ def without_a_library(ctx):
         "none",
         first(
             agreed_error(ctx, pb.UnsupportedError, words, la.eigh, a),
-            agreed_error(ctx, pb.UnsupportedError, words, la.svdvals, a),
+            agreed_error(ctx, pb.UnsupportedError, words, la.svdvals, ctx.zeros((3, 2001))),
+            None if (la.svdvals(a) == 0).all() else "one rank of few finds no singular values",
         ),
     )
     w = la.eigvalsh(a, algo="lapack")

@@ -35,24 +35,28 @@ def test_refined(nranks):
     run_mpi(refined, nranks, count=draws(6, long=100))
 
 
-def ranked(comm, count, small):
-    rng = np.random.default_rng(17 + comm.size)
-    with pb.Context(comm, engine="host") as ctx, mock.patch.object(spectral_libraries, "SMALL", small):
+def ranked(comm, count, libraries=False):
+    rng, method = np.random.default_rng(17 + comm.size), spectral_libraries.METHODS[0]
+    most, singular = (0, (0, 0)) if libraries else (method.most, method.singular)
+    patched = mock.patch.multiple(method, most=most, singular=singular)
+    with pb.Context(comm, engine="host") as ctx, patched:
         for i in range(count):
             yield cases.ranked_case(ctx, rng, TYPES[i % 4])
-        if ctx.size == 2 and small:
+        if ctx.size == 2 and not libraries:
             yield from cases.ranks_at_the_ends(ctx, rng)
+        if libraries:
+            yield "library", None if ctx.engine.mpi_libraries.get("ScaLAPACK") else "not called"
 
 
 @pytest.mark.parametrize("nranks", RANKS)
 def test_least_squares_of_any_rank(nranks, monkeypatch, tmp_path):
     monkeypatch.setenv(SCALAPACK.environment, str(tmp_path))  # where no library is
-    run_mpi(ranked, nranks, count=draws(5, long=100), small=spectral_libraries.SMALL)
+    run_mpi(ranked, nranks, count=draws(5, long=100))
 
 
 def test_least_squares_by_scalapack(monkeypatch):
     monkeypatch.setenv(SCALAPACK.environment, str(library()))
-    run_on_one_node(ranked, 2, count=draws(3, long=60), small=0)
+    run_on_one_node(ranked, 2, count=draws(3, long=60), libraries=True)
 
 
 def conditions(comm, count):

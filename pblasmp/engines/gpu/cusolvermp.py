@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -299,5 +300,5 @@ class CusolverProduct(OneRankProduct):
 
 METHODS: tuple[Method, ...] = (
     CusolvermpMethod(),
-    OneRankMethod("cusolver", CusolverProduct, _MOST, ("svd",)),
+    OneRankMethod("cusolver", CusolverProduct, _MOST, (sys.maxsize, sys.maxsize)),
 )

@@ -218,17 +218,21 @@ class OneRankMethod(SpectralMethod):
         name: the algorithm's.
         product: makes the product.
         most: the largest order, or longer side, for which one rank is as fast as all.
-        alone: routines that the engine has no other algorithm for.
+        singular: for singular values the most ranks, and the longest side, for which it is.
     """
 
     def __init__(
-        self, name: str, product: type[OneRankProduct], most: int, alone: tuple[str, ...] = ()
+        self, name: str, product: type[OneRankProduct], most: int, singular: tuple[int, int]
     ) -> None:
-        self.name, self._product, self.most, self._alone = name, product, most, alone
+        self.name, self._product, self.most, self.singular = name, product, most, singular
+
+    def _most(self, engine: Engine, problem: FactorProblem) -> int:
+        ranks, longest = self.singular
+        is_slow = problem.routine == "eigh" or engine.transport.size > ranks
+        return self.most if is_slow else max(self.most, longest)
 
     def _suits(self, engine: Engine, problem: FactorProblem) -> bool:
-        one = engine.transport.size == 1 or problem.routine in self._alone
-        return one or max(problem.a.shape) <= self.most
+        return engine.transport.size == 1 or max(problem.a.shape) <= self._most(engine, problem)
 
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
@@ -236,9 +240,8 @@ class OneRankMethod(SpectralMethod):
         """Return why one rank is too slow, unless it is asked for by name. Local."""
         if options.algo == self.name or self._suits(engine, problem):
             return ""
-        return (
-            f"one rank would compute alone: only up to {self.most} rows and columns, unless requested by name"
-        )
+        most = self._most(engine, problem)
+        return f"one rank would compute alone: only up to {most} rows and columns, unless requested by name"
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
         """Return the least where one rank is as fast as all. Local."""
