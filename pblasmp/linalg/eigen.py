@@ -88,8 +88,8 @@ def eigh(
         lower: read the lower triangles of A and B, not the upper.
         subset_by_index: the first and the last eigenvalue that are wanted, from 0; None: all.
         eigvals_only: whether to compute no eigenvectors.
-        check: whether to check the eigenvectors as ``pb.verify`` does. If they are wrong, the next algorithm computes
-            them, on all ranks: libraries have had faults in which the eigenvalues alone were right.
+        check: whether to check the eigenvectors as ``pb.verify`` does. If they are wrong, or not found, the next
+            algorithm computes them, on all ranks: libraries have had faults in which the eigenvalues alone were right.
         algo: "auto", or the name of an algorithm.
         uplo: "L" or "U", as NumPy's: the triangles that are read, in place of ``lower``.
 
@@ -229,24 +229,26 @@ class _Eigh(FactorizationCall[Any]):
         return Roles("eigh", self["a"], d=self.made, turned="a" * self.upper, options=options)
 
     def end(self, found: Found) -> tuple[Values, Matrix] | Values:
-        if found.info:
+        check: Callable[..., Verification] | None = of_eigenpairs if self.how["check"] else None
+        if found.doubtful and check is None and self.how["algo"] == "auto":
+            check = _glance
+        if found.info and check is None:
             self.failed(found.info, f"has eigenvalues that the library does not find: INFO is {found.info}")
+        if check is not None and self.made is not None:
+            return self._confirmed(found.values, self.made, check)
         assert found.values is not None
-        if self.made is None:
-            return found.values
-        pairs = found.values, self.made
-        if self.how["check"]:
-            return self._confirmed(pairs, of_eigenpairs)
-        return self._confirmed(pairs, _glance) if found.doubtful and self.how["algo"] == "auto" else pairs
+        return found.values if self.made is None else (found.values, self.made)
 
     def _confirmed(
-        self, pairs: tuple[Values, Matrix], check: Callable[..., Verification]
+        self, values: Values | None, vectors: Matrix, check: Callable[..., Verification]
     ) -> tuple[Values, Matrix]:
-        """Return eigenpairs that pass a check: these, or those of another algorithm. Collective."""
+        """Return eigenpairs that pass a check: these, if they were found, or those of another algorithm. Collective."""
         engine, a = self.ctx.engine, self["a"]
-        error = check(a, *pairs, self.how["lower"])
-        if error:
-            return pairs
+        error = Verification(math.inf, 0.0)
+        if values is not None:
+            error = check(a, values, vectors, self.how["lower"])
+            if error:
+                return values, vectors
         verdicts = survey(engine, self.problem(), Options(algo=self.how["algo"]))
         failed = {name: error for name, verdict in verdicts.items() if verdict.taken}
         for name in [each for each in verdicts if each not in failed]:
@@ -254,9 +256,12 @@ class _Eigh(FactorizationCall[Any]):
             del how["first"], how["last"]
             try:
                 found: tuple[Values, Matrix] = _Eigh(
-                    a=a, out=self.made, subset_by_index=self._subset, **how
+                    a=a, out=vectors, subset_by_index=self._subset, **how
                 ).run()
             except UnsupportedError:  # every rank's
+                continue
+            except FactorizationError:  # likewise
+                failed[name] = error
                 continue
             failed[name] = check(a, *found, self.how["lower"])
             if failed[name]:
@@ -267,7 +272,7 @@ class _Eigh(FactorizationCall[Any]):
         with self.ctx.agreement(self.name):
             texts = ", ".join(f"{name} {each.error:.1e}" for name, each in failed.items())
             raise FactorizationError(
-                f"eigh: the eigenvectors are wrong, by every algorithm; relative errors: {texts}"
+                f"eigh: the eigenvectors are wrong, or not found, by every algorithm; relative errors: {texts}"
             )
         raise AssertionError
 
