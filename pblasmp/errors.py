@@ -108,6 +108,7 @@ def short_repr(value: object) -> str:
         return f"a value of type {type(value).__name__} that is too large to print"
     except Exception:  # noqa: BLE001 - the user's code
         return f"a value of type {type(value).__name__} that cannot be printed"
+    text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

@@ -405,11 +405,11 @@ def _of_shards(
     extents, widths = [shape[axis] for shape in shapes], {shape[1 - axis] for shape in shapes}
     total, block = sum(extents), max(1, *extents)
     expected = [min(block, max(0, total - rank * block)) for rank in range(count)]
-    lines = "columns" if axis else "rows"
+    lines, others = ("columns", "rows") if axis else ("rows", "columns")
     if extents != expected or len(widths) > 1:
         raise LayoutError(
-            f"shard: the ranks have shapes {', '.join(map(str, shapes))}: expected as many {lines} on every rank, but "
-            "for the last ones, which may have fewer"
+            f"shard: the ranks have shapes {', '.join(map(str, shapes))}: expected as many {others} on every rank, and "
+            f"as many {lines}, of which the last ranks may have fewer"
         )
     for rank, start in enumerate(starts):
         if start is not None and extents[rank] and start != rank * block:

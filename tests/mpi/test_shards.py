@@ -92,9 +92,17 @@ def faults(ctx):
     )
     if ctx.size > 1:
         more = np.zeros((3, 3)) if last else one
-        words = ["shard: the ranks have shapes (2, 3), ", "(3, 3): expected as many rows on every rank"]
+        words = [
+            "shard: the ranks have shapes (2, 3), ",
+            "(3, 3): expected as many columns on every rank, and as many rows",
+        ]
         yield "more", agreed_error(ctx, pb.LayoutError, words, shards, more)
-        yield "columns", agreed_error(ctx, pb.LayoutError, ["(2, 4)"], shards, np.zeros((2, 3 + last)))
+        yield (
+            "columns",
+            agreed_error(
+                ctx, pb.LayoutError, ["(2, 4): expected as many columns on"], shards, np.zeros((2, 3 + last))
+            ),
+        )
         kinds = one.astype("float32") if last else one
         yield "types", agreed_error(ctx, pb.RankMismatchError, ["dtype"], shards, kinds)
         yield "axes", agreed_error(ctx, pb.RankMismatchError, ["axis"], shards, one, int(last))

@@ -117,3 +117,8 @@ def test_which_error(call, kind):
     with pb.Context(engine="host") as ctx, pytest.raises(kind) as caught:
         call(ctx, ctx.zeros(SQUARE))
     assert type(caught.value) is kind
+
+
+def test_what_has_lines_is_printed_in_one():
+    assert errors.short_repr(np.ones((2, 2))) == "array([[1., 1.], [1., 1.]])"
+    assert errors.short_repr("a  b\n") == "'a  b\\n'"
