@@ -82,10 +82,10 @@ def dry_run(
                 array[...] = 0
         if fill is not None:
             fill(rank, operands)
-        product, verdicts = prepare(engine, asked, options, operands, nearest)
+        product, choice = prepare(engine, asked, options, operands, nearest)
         product.run(operands)
         product.close()
-        found[rank] = next(name for name, verdict in verdicts().items() if verdict.taken), operands
+        found[rank] = choice.name, operands
 
     world.run(run)
     return DryRun(found[0][0], [found[rank][1] for rank in range(size)], world.sent, world.messages)

@@ -214,7 +214,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     """Prepare and run a problem on one rank, dry."""
     engine = _engine(ranks, rank, gpus=gpus)
     operands = operands_of(engine, problem)
-    product, verdicts = prepare(engine, problem, options, operands, nearest)
+    product, choice = prepare(engine, problem, options, operands, nearest)
     before, copied = Ghost.written, Ghost.copied
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
@@ -230,7 +230,7 @@ def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest
     else:
         copied = product.copied_bytes
     return _Run(
-        next(name for name, verdict in verdicts().items() if verdict.taken),
+        choice.name,
         product.path,
         engine.transport.log,
         engine.operations.flops,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,8 +92,51 @@ class Verdict:
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
-Verdicts = Callable[[], dict[str, Verdict]]
-"""Returns by name the verdict on every algorithm, for those who ask. Local."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The algorithm that was taken for a problem.
+
+    Attributes:
+        name: its name.
+        known: all algorithms for this kind of problem, by name.
+        problem, options: what they were asked for.
+        follows: the name of the epilogue.
+        measured: by name, the seconds that were measured for such a problem on this machine, if any.
+        refused: by name, why those refuse the problem that would have come first.
+    """
+
+    name: str
+    known: Mapping[str, Method]
+    problem: AnyProblem
+    options: Options
+    follows: str
+    measured: Mapping[str, float]
+    refused: Mapping[str, str]
+
+    @property
+    def number(self) -> int:
+        """The algorithm's number, the same on every rank."""
+        return [*self.known].index(self.name)
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return by name the verdict on every algorithm; those that come after the one taken are not tried. Local."""
+        found = {}
+        for name, row in self.known.items():
+            viewed = self.problem if name == self.name else self.refused.get(name) or row.view(self.problem)
+            why = viewed if isinstance(viewed, str) else ""
+            found[name] = _verdict(name, self.name, self.options, why, self.measured)
+            if found[name].applies and name != self.name:
+                why = found[name].why if self.options.algo == "auto" else f"{self.name} was requested"
+                found[name] = Verdict(applies=None, why=why)
+        return found
+
+    def resized(self, engine: Engine, problem: AnyProblem) -> Taken | None:
+        """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
+        known, options, refused = self.known, self.options, self.refused
+        left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
+        measured = _measured(engine, problem, options, self.follows, alone=True)
+        name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
+        return None if name in refused else replace(self, name=name, problem=problem, measured=measured)
 
 
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:
@@ -125,8 +168,8 @@ def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, V
 
 def choose(
     engine: Engine, problem: AnyProblem, options: Options, operands: Operands
-) -> tuple[Method, Any, Verdicts]:
-    """Return the algorithm to take, the problem as it sees it, and what returns the verdict on every algorithm.
+) -> tuple[Method, Any, Taken]:
+    """Return the algorithm to take, the problem as it sees it, and how it was chosen.
 
     Collective over the context. Algorithms that come after the one taken, by rule or by measured times, are not tried
     whether they apply.
@@ -140,7 +183,11 @@ def choose(
     for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
         why = known[name].refusal(engine, viewed, options, operands)
         if not why:
-            return known[name], viewed, partial(_verdicts, known, problem, options, measured, name, refused)
+            return (
+                known[name],
+                viewed,
+                Taken(name, known, problem, options, operands.follows, measured, refused),
+            )
         refused[name] = why
     if options.algo != "auto":
         raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")
@@ -179,25 +226,6 @@ def _cheapest_first(
         else:
             cost = known[name].cost(engine, viewed, options) if len(asked) > 1 else 0
             heapq.heappush(left, (seconds, cost, number, name, viewed))
-
-
-def _verdicts(
-    known: Mapping[str, Method],
-    problem: AnyProblem,
-    options: Options,
-    measured: Mapping[str, float],
-    taken: str,
-    refused: Mapping[str, str],
-) -> dict[str, Verdict]:
-    """Return the verdict on every algorithm, if those that come after the one taken are not tried. Local."""
-    found = {}
-    for name, row in known.items():
-        viewed = problem if name == taken else refused.get(name) or row.view(problem)
-        found[name] = _verdict(name, taken, options, viewed if isinstance(viewed, str) else "", measured)
-        if found[name].applies and name != taken:
-            why = found[name].why if options.algo == "auto" else f"{taken} was requested"
-            found[name] = Verdict(applies=None, why=why)
-    return found
 
 
 def known_for(
@@ -298,8 +326,8 @@ def prepare(
     options: Options,
     operands: Operands,
     nearest: MatmulProblem | Level3Problem | None = None,
-) -> tuple[Product, Verdicts]:
-    """Return the prepared product, and what returns the verdict on every algorithm. Collective over the context.
+) -> tuple[Product, Taken]:
+    """Return the prepared product, and how its algorithm was chosen. Collective over the context.
 
     Args:
         engine: where it runs.
@@ -311,40 +339,14 @@ def prepare(
     Raises:
         UnsupportedError: no algorithm can compute it.
     """
-    row, viewed, verdicts = choose(engine, nearest or problem, options, operands)
+    row, viewed, choice = choose(engine, nearest or problem, options, operands)
     if nearest is None or nearest == problem:
-        return row.prepare(engine, viewed, options, operands), verdicts
+        return row.prepare(engine, viewed, options, operands), choice
     assert isinstance(problem, (MatmulProblem, Level3Problem))
     product = MovedProduct(
         engine, problem, nearest, options, operands, lambda used: row.prepare(engine, viewed, options, used)
     )
-    return product, verdicts
-
-
-def prepare_alone(
-    engine: Engine, problem: AnyProblem, options: Options, operands: Operands
-) -> tuple[int, Product, Verdicts] | None:
-    """Return the product and the verdicts that ``prepare`` would, without asking other ranks. Local.
-
-    Returns:
-        Before them the algorithm's number, by which the ranks have yet to agree that all have taken the same one. None
-        if they must be asked.
-    """
-    known = known_for(engine, problem, options)
-    measured = _measured(engine, problem, options, operands.follows, alone=True)
-    refused: dict[str, str] = {}
-    for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
-        found = known[name].prepare_alone(engine, viewed, options, operands)
-        if found is None:
-            return None
-        if not isinstance(found, str):
-            return (
-                [*known].index(name),
-                found,
-                partial(_verdicts, known, problem, options, measured, name, refused),
-            )
-        refused[name] = found
-    return None
+    return product, choice
 
 
 def prepare_step(engine: Engine, problem: AnyProblem, options: Options, operands: Operands) -> Product:

@@ -82,7 +82,6 @@ class Product:
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
         has_tables: what it keeps on the host may grow with the problem.
         holds_memory: it keeps arrays as large as the operands until it is closed.
-        varies: one of other sizes may be prepared without asking the other ranks.
         replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
@@ -97,7 +96,6 @@ class Product:
     copied_bytes: int = 0
     has_tables: bool = True
     holds_memory: bool = False
-    varies: bool = False
     replays: bool = False
     registers: bool = False
     allocates: bool = False
@@ -134,6 +132,13 @@ class Product:
     def _queue(self, operands: Operands) -> Any:
         """Compute D from the local arrays, or queue that; return what was found besides. Collective."""
         raise NotImplementedError
+
+    def resized(self, problem: Any) -> Product | None:
+        """Return a product of the same kind for a problem that differs in sizes only, without the other ranks. Local.
+
+        None if there is none, or it needs what they must be asked for.
+        """
+        return None
 
     def misfit(self, name: str, array: LocalArray) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""

@@ -511,10 +511,12 @@ class Method:
     Attributes:
         name: what ``algo=`` calls it.
         least: what ``cost`` returns at least. A problem is not viewed while others that cost less may be taken.
+        refuses_sizes: whether ``refusal`` may depend on a problem's sizes, as long as every rank has a part of it.
     """
 
     name: str
     least: float = 0.0
+    refuses_sizes: bool = True
 
     def serves(self, problem: AnyProblem) -> bool:
         """Return whether it is for this kind of problem at all; if not, reports do not list it. Local."""
@@ -544,9 +546,3 @@ class Method:
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> Product:
         """Return the product. Collective over the context."""
         raise NotImplementedError
-
-    def prepare_alone(
-        self, engine: Engine, problem: Any, options: Options, operands: Operands
-    ) -> Product | str | None:  # fmt: skip
-        """Return the product, or why it cannot be taken; None if that cannot be told without other ranks. Local."""
-        return None

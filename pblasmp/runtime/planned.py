@@ -7,12 +7,13 @@ Products, routines of levels 1 to 3, factorizations and tensor-parallel products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ..engines.method import prepare_alone
+from ..engines.method import Taken
+from ..engines.product import Product
 from ..logs import logger
 from .plans import Plan, UserCall
 
@@ -55,8 +56,7 @@ def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Resul
     if plan is not None:
         return plan._run_with(call)
     plan = _new_plan(call)
-    if plan._product.varies:
-        ctx.calls.remember(None if signature is None else call.kin(), call.remembered())
+    _remember_kin(call, call.kin(), plan)
     if key is None or (plan._product.holds_memory and not call.keeps_memory):
         with plan:
             return plan._run_with(call)
@@ -112,34 +112,54 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
     ctx = call.ctx
     try:
         kin = call.kin()
-        number, remembered = ctx.calls.known(kin)
-        varied = call.vary(remembered) if number else None
+        number, known = ctx.calls.known(kin)
+        varied = call.vary(known[0]) if number else None
         if varied is None:
             return None
-        key, task = call.key(0), call.task()
+        key = call.key(0)
         plan: Plan[Result] | None = ctx.kept.peek(key)
-        made = None if plan else prepare_alone(ctx.engine, task.problem, task.options, call.operands())
+        made = None if plan else _resized(call, known[1])
         if plan is not None:
-            taken, product = -1, plan._product
+            product, choice = plan._product, plan._choice
         elif made is not None:
-            taken, product = made[:2]
+            product, choice = made
         else:
             return None
     except Exception:  # noqa: BLE001 - what is wrong is found again where the ranks agree
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
     with ctx.running(call.name, checks=not product.queues, computes=not product.queues):
-        if ctx.all_repeat(call.name, hash((number, taken, *varied)) & _VOTES, True) is None:
+        if (
+            ctx.all_repeat(call.name, hash((number, made is None, choice.number, *varied)) & _VOTES, True)
+            is None
+        ):
             return False
-        remembered = call.remembered()
-        call.number = ctx.calls.remember(signature, remembered)
-        ctx.calls.remember(kin, remembered)
+        call.number = ctx.calls.remember(signature, call.remembered())
         keep: Callable[[], object] = partial(ctx.kept.find, key)
         if plan is None:
-            assert made is not None
-            plan = Plan(call, kept=True, made=made[1:])
+            plan = Plan(call, kept=True, made=made)
             keep = partial(ctx.kept.keep, key, plan, has_tables=product.has_tables)
+        _remember_kin(call, kin, plan)
         return (plan._run(call, partial(product.run, call.operands()), keep),)
+
+
+def _resized(call: UserCall[Any], plans: Sequence[Plan[Any]]) -> tuple[Product, Taken] | None:
+    """Return what computes a call of another size than those of its kin's plans; None if it must be prepared. Local."""
+    problem = call.task().problem
+    choice = plans[-1]._choice.resized(call.ctx.engine, problem)
+    plan = next((each for each in plans if choice and each._choice.name == choice.name), None)
+    product = plan and plan._product.resized(problem)
+    return (product, choice) if product and choice else None
+
+
+def _remember_kin(call: UserCall[Any], kin: Hashable, plan: Plan[Any]) -> None:
+    """Remember a call as one from which others may be derived, and its plan as the last of its algorithm. Local.
+
+    Every rank does so after the same calls, whether there may be others on it or not.
+    """
+    _, known = call.ctx.calls.known(kin)
+    others = [each for each in (known or (None, ()))[1] if each._choice.name != plan._choice.name]
+    call.ctx.calls.remember(kin, (call.remembered(), (*others, plan)))
 
 
 _VOTES = (1 << 62) - 1  # numbers of votes

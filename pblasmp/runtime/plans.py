@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from ..engines.method import Verdict, Verdicts, prepare
+from ..engines.method import Taken, Verdict, prepare
 from ..engines.product import Bound, Product, Workspace
 from ..engines.request import AnyProblem, Operands, Options
 from ..errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
@@ -159,7 +159,7 @@ class UserCall(ABC, Generic[Result]):
         return None
 
     def vary(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
-        """Read the arrays, of which not all are like those of an earlier call, the kin. Local.
+        """Place the arrays, of which not all are like those of an earlier call, the kin. Local.
 
         Returns:
             numbers that are the same on every rank if, and only if, all ranks vary the kin in the same way; None if it
@@ -292,7 +292,7 @@ class Plan(Generic[Result]):
     """
 
     def __init__(
-        self, call: UserCall[Result], *, kept: bool = False, made: tuple[Product, Verdicts] | None = None
+        self, call: UserCall[Result], *, kept: bool = False, made: tuple[Product, Taken] | None = None
     ) -> None:
         ctx, task, operands = call.ctx, call.task(), call.operands()
         self._ctx, self._name = ctx, call.name
@@ -307,7 +307,7 @@ class Plan(Generic[Result]):
         if made is None:
             self._prepare(operands, nearest)
         else:
-            self._product, self._verdicts = made
+            self._product, self._choice = made
             self._product.first = None
             if ctx.engine.traits.queues:
                 self._settle = ctx.engine.lifetime()
@@ -326,7 +326,7 @@ class Plan(Generic[Result]):
         only to raise an error.
         """
         ctx, what = self._ctx, f"{self._name}: preparing"
-        made: tuple[Product, Verdicts]
+        made: tuple[Product, Taken]
         if ctx.engine.traits.queues:
             with ctx.agreement(what, nests=True):
                 self._settle = ctx.engine.lifetime()
@@ -338,7 +338,7 @@ class Plan(Generic[Result]):
                 except PblasmpError as error:  # the same on every rank
                     with ctx.agreement(what):
                         raise error from None
-        self._product, self._verdicts = made
+        self._product, self._choice = made
 
     def _hold(self, call: UserCall[Result]) -> None:
         """Let a run without arguments use the arrays of a call. Local."""
@@ -352,10 +352,8 @@ class Plan(Generic[Result]):
         """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
         if not logger.isEnabledFor(logging.INFO):
             return
-        verdicts = self._verdicts()
-        taken = next((name for name, verdict in verdicts.items() if verdict.taken), "")
-        logger.info("%s: algorithm %s (%s)", self._title(), taken, self._product.path)
-        for name, verdict in verdicts.items():
+        logger.info("%s: algorithm %s (%s)", self._title(), self._choice.name, self._product.path)
+        for name, verdict in self._choice.verdicts().items():
             logger.debug("algorithm %s: %s", name, verdict)
 
     def _repr_html_(self) -> str | None:
@@ -592,7 +590,7 @@ class Plan(Generic[Result]):
             sent_bytes=product.sent_bytes,
             copied_bytes=product.copied_bytes,
             workspace=product.workspace,
-            algorithms=self._verdicts(),
+            algorithms=self._choice.verdicts(),
             moved=product.moved,
             notes=self._reasons + product.notes + engine.remarks,
         )

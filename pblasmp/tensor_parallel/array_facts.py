@@ -172,6 +172,12 @@ class Specification:
         return dict(p.row_bytes)["x"] == tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
 
     @cached_property
+    def is_full(self) -> bool:
+        """Whether every rank has a part of everything, and there are as many tokens as ranks."""
+        p = self.problem
+        return 0 not in (*p.tokens, *p.rows) and p.tokens[0] >= p.size
+
+    @cached_property
     def _hash(self) -> int:
         return hash((self.problem, self.options, self.activation))
 

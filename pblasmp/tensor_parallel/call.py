@@ -150,6 +150,8 @@ class ParallelCall(UserCall[Any]):
         if lead is None or not remembered.spec.is_tight or is_float8(remembered.known.dtype):
             return None
         self._made = made = remembered.with_lead(self.seen, lead)
+        if not (remembered.spec.is_full and made.spec.is_full):
+            return None
         self.place(made)
         self.placed()
         return lead

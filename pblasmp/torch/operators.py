@@ -142,7 +142,7 @@ def _untraced(compute: Callable[..., Any]) -> Callable[..., Any]:
     Where nothing traces, as in compiled code, it is called without what ``torch.compiler.disable`` does around it: that
     takes longer than a small product's launch.
     """
-    disabled = torch.compiler.disable(compute)
+    disabled: Callable[..., Any] = torch.compiler.disable(compute)
     tracer = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     if tracer is None:
         return disabled

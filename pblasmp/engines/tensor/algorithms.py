@@ -191,7 +191,7 @@ class MessageMethod(TensorMethod):
 
     name = "push"
 
-    def unfit(
+    def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
         """Return why the products here cannot be taken, or an empty string. Local."""
@@ -209,13 +209,11 @@ class MessageMethod(TensorMethod):
             why = travel_refusal(options.comm_dtype, travels)
         return why or engine.operations.refusal(problem.dtype, options.compute)
 
-    refusal = unfit
-
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         """Return less than the cost of gathering if messages travel on their own while a queued product runs."""
         return 2.5 if engine.traits.overlaps_messages else 5.0
 
-    def make(
+    def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> ParallelProduct:
         """Return the product by messages. Local."""
@@ -369,31 +367,27 @@ class SharedMemoryMethod(TensorMethod):
         kinds: its products by form.
     """
 
+    refuses_sizes = True
+
     def __init__(self, name: str, **kinds: type[ParallelProduct]) -> None:
         self.name, self.forms, self._kinds = name, tuple(kinds), kinds
-
-    def unfit(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
-    ) -> str:
-        """Return why shared memory cannot be used, however much there is, or an empty string. Local."""
-        transport = engine.transport
-        if transport.why_not_shared:
-            return transport.why_not_shared
-        if len(transport.nodes) > 1:
-            return f"the ranks are on {len(transport.nodes)} nodes, which share no memory"
-        return MESSAGES.unfit(engine, problem, options, operands)
 
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
         """Return why shared memory cannot be used, or an empty string. Collective over the ranks."""
-        if why := self.unfit(engine, problem, options, operands):
+        transport = engine.transport
+        if transport.why_not_shared:
+            return transport.why_not_shared
+        if len(transport.nodes) > 1:
+            return f"the ranks are on {len(transport.nodes)} nodes, which share no memory"
+        if why := MESSAGES.refusal(engine, problem, options, operands):
             return why
-        product = self.make(engine, problem, options, operands)
+        product = self.prepare(engine, problem, options, operands)
         if product.covered:
             return ""
         needed = sum(each.nbytes for each in product.shared.values())
-        fits, limit = engine.transport.fits(needed)
+        fits, limit = transport.fits(needed)
         return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
@@ -406,7 +400,7 @@ class SharedMemoryMethod(TensorMethod):
         mine = tokens * outputs * accumulation_dtype(problem.out_dtype).itemsize // problem.size
         return 1.4 if mine >= _WORTH_A_TURN else 1.7
 
-    def make(
+    def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> ParallelProduct:
         """Return the product. Local."""

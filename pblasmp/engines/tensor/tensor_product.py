@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ..local.finish import activate, scale_and_clip
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Weights = tuple[tuple[float, tuple[int, ...]], ...]
 
@@ -149,7 +152,7 @@ class TensorProduct(Product, Generic[OperandsT]):
     rank: int
     size: int
     travels: np.dtype
-    has_tables, varies = False, True
+    has_tables = False
 
     def _begin(self, p: ParallelProblem, options: Options, rank: int, size: int) -> None:
         self.p, self.options, self.rank, self.size = p, options, rank, size
@@ -159,6 +162,19 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     def _prepare(self) -> None:
         """Choose what depends only on the sizes, and which memory is needed. Local."""
+
+    def _size(self) -> None:
+        """Prepare for the sizes of ``p``, and reserve this rank's own memory. Local."""
+        self._prepare()
+
+    def resized(self, problem: ParallelProblem) -> Self | None:
+        """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, p=problem, own={}, shared={})
+        for name in ("graphs", "_ends"):
+            other.__dict__.pop(name, None)
+        other._size()
+        return other if other.covered else None
 
     def _multiply(self, operands: OperandsT) -> None:
         """Compute D, or queue that. Collective over the ranks."""
@@ -238,7 +254,10 @@ class ParallelProduct(TensorProduct[Operands]):
         if self._float8:
             wide = self._operations.multiplies(p.dtype).name
             self.notes += (f"8-bit operands are multiplied in {wide}, which holds their values exactly",)
-        self._prepare()
+        self._size()
+
+    def _size(self) -> None:
+        super()._size()
         memory = (*self.own.values(), *self.shared.values())
         self.workspace = self._operations.workspace(sum(each.nbytes for each in memory))
 
@@ -395,6 +414,7 @@ class TensorMethod(Method):
     """
 
     forms: tuple[str, ...] = tuple(FORMS)
+    refuses_sizes = False
 
     def serves(self, problem: AnyProblem) -> bool:
         """Return whether a problem is, or has, one of the forms. Local."""
@@ -405,30 +425,3 @@ class TensorMethod(Method):
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product, or why it is not one. Local."""
         return ParallelProblem.of_matmul(problem) if isinstance(problem, MatmulProblem) else problem
-
-    def unfit(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
-    ) -> str:
-        """Return why it cannot be taken whatever the other ranks are asked, or an empty string. Local."""
-        raise NotImplementedError
-
-    def make(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
-    ) -> TensorProduct[Any]:
-        """Return the product, without the memory that other ranks reach. Local."""
-        raise NotImplementedError
-
-    def prepare(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
-    ) -> Product:
-        """Return the product. Collective over the context."""
-        return self.make(engine, problem, options, operands)
-
-    def prepare_alone(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
-    ) -> TensorProduct[Any] | str | None:
-        """Return the product, or why it cannot be taken; None if that cannot be told without other ranks. Local."""
-        if why := self.unfit(engine, problem, options, operands):
-            return why
-        product = self.make(engine, problem, options, operands)
-        return product if product.covered else None

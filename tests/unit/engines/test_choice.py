@@ -64,8 +64,8 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):
     """Return the algorithm that is taken, and by name why others are not."""
     on = engine(nodes, fits, why_not_shared)
-    row, _, ask = choose(on, problem, Options(algo=algo), NONE)
-    verdicts = ask()
+    row, _, choice = choose(on, problem, Options(algo=algo), NONE)
+    verdicts = choice.verdicts()
     assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
     return row.name, {name: verdict.why for name, verdict in verdicts.items() if verdict.applies is False}
 
@@ -246,8 +246,8 @@ def said(verdicts):
 
 def test_the_cheapest_that_applies_is_taken():
     rows = rows_of_four()
-    found, viewed, ask = choose(engine(rows=rows), SQUARE, Options(), NONE)
-    verdicts = ask()
+    found, viewed, choice = choose(engine(rows=rows), SQUARE, Options(), NONE)
+    verdicts = choice.verdicts()
     assert (found.name, viewed) == ("good", SQUARE)
     assert said(verdicts) == {
         "slow": "not tried: slower than good by rule",
@@ -274,7 +274,7 @@ def test_nothing_is_said_to_apply_that_was_never_asked():
         Row("not it", 3.0, form="no such form"),
     )
     for algo in ("auto", "taken"):
-        verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)[2]()
+        verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)[2].verdicts()
         assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
         assert [row.asked for row in rows] == [1, 0, 0]
         assert str(verdicts["refuses"]).startswith("not tried: ")
@@ -299,8 +299,8 @@ def test_what_computes_plain_products_refuses_others(given, why):
 def test_an_algorithm_is_taken_by_name():
     options = Options(algo="slow")
     rows = rows_of_four()
-    found, _, ask = choose(engine(rows=rows), SQUARE, options, NONE)
-    verdicts = ask()
+    found, _, choice = choose(engine(rows=rows), SQUARE, options, NONE)
+    verdicts = choice.verdicts()
     assert found.name == "slow"
     assert str(verdicts["slow"]) == "taken: requested"
     assert survey(engine(rows=rows), SQUARE, options) == {
@@ -340,9 +340,9 @@ def test_refusals_name_the_algorithm_and_why():
 def test_an_engine_puts_its_own_algorithms_first():
     """Of two with one name, the first is taken."""
     own = Row("good", 1.0)
-    found, _, ask = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
+    found, _, choice = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
     assert found is own
-    assert list(ask()) == ["good", "slow", "quick", "equal"]
+    assert list(choice.verdicts()) == ["good", "slow", "quick", "equal"]
 
 
 # -- slabs

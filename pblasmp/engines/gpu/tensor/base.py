@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....dtypes import DTYPES, FLOAT8, is_float8
@@ -67,7 +66,6 @@ class CopyProduct(TensorProduct[Views]):
         session: this rank's GPU.
         p: the product; the same on every rank.
         options: alpha, beta, types.
-        alone: without the other ranks, so that it may run only if it is ``covered``; ``why_not`` was asked. Local.
 
     Raises:
         UnsupportedError: ``why_not`` says why.
@@ -83,32 +81,33 @@ class CopyProduct(TensorProduct[Views]):
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
 
-    def __init__(
-        self, session: Session, p: ParallelProblem, options: Options, *, alone: bool = False
-    ) -> None:
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         gpu = session.gpu
-        why = "" if alone else self.why_not(gpu, p, options)
+        why = self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")
         self.gpu, self._session = gpu, session
         self._begin(p, options, gpu.rank, gpu.size)
         self.travels = carried(p.out_dtype, options.comm_dtype)
         self.op_w: Op = "T" if p.outputs_first else "N"
-        self.path = f"{self.name}: {_first_sentence(type(self).__doc__)}"
+        self.path = f"{self.name}: {_first_sentence(type(self))}"
         self.replays = not p.conjugated
         self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
-        self._nbytes = 0
-        with nullcontext() if alone else gpu.agreement(f"{self.form}: preparing {self.name}"):
-            self._prepare()
-            for name, memory in self.own.items():
-                self._reserve(name, memory.nbytes)
-            if is_float8(p.out_dtype):
-                self._reserve("amax", _AMAX.itemsize)
-            self._sizes = buffers = self._buffers()
-            for name, nbytes in buffers.items() if gpu.alone else ():
-                gpu.scratch(name, nbytes)
-        for name, nbytes in buffers.items() if not (alone or gpu.alone) else ():
+        with gpu.agreement(f"{self.form}: preparing {self.name}"):
+            self._size()
+        for name, nbytes in self._sizes.items() if not gpu.alone else ():
             gpu.reserve(name, nbytes)
+
+    def _size(self) -> None:
+        self._nbytes = 0
+        super()._size()
+        for name, memory in self.own.items():
+            self._reserve(name, memory.nbytes)
+        if is_float8(self.p.out_dtype):
+            self._reserve("amax", _AMAX.itemsize)
+        self._sizes = buffers = self._buffers()
+        for name, nbytes in buffers.items() if self.gpu.alone else ():
+            self.gpu.scratch(name, nbytes)
         self.workspace = Workspace(self._nbytes + sum(buffers.values()), 0)
         self.sent_bytes = self._sent()
 
@@ -309,9 +308,8 @@ class NcclSum(NcclProduct):
             self.add(operands, [sums], [out], operands.c)
 
 
-@cache
-def _first_sentence(text: str | None) -> str:
-    text = (text or "").split(".")[0]
+def _first_sentence(kind: type) -> str:
+    text = (kind.__doc__ or "").split(".")[0]
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 

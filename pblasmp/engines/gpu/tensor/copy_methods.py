@@ -16,7 +16,7 @@ from ...product import Product
 from ...protocol import Engine
 from ...request import AnyProblem, Operands, Options
 from ...tensor.algorithms import MESSAGES
-from ...tensor.tensor_product import TensorMethod, TensorProduct, waves
+from ...tensor.tensor_product import TensorMethod, waves
 from ..kernels.lt import fuses
 from ..session import session_of
 from ..types import carried, compute_type
@@ -54,19 +54,9 @@ class CopyMethod(TensorMethod):
     ) -> str:
         return _why_not(self._kind, engine, problem, options, operands)
 
-    def unfit(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
-    ) -> str:
-        return _why_not(self._kind, engine, problem, options, operands, alone=True)
-
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         gpu = session_of(engine).gpu
         return cost_by_rule(self.name, problem, gpu.multiprocessors, len(gpu.domains))
-
-    def make(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
-    ) -> TensorProduct[Any]:
-        return self._kind(session_of(engine), problem, options, alone=True)
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -80,31 +70,22 @@ class PushTensorMethod(CopyMethod):
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
-        why = super().unfit(engine, problem, options, operands)
-        unsent = why and MESSAGES.unfit(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
+        unsent = why and MESSAGES.refusal(engine, problem, options, operands)
         return f"{why}; by messages: {unsent}" if unsent else ""
 
-    unfit = refusal
-
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        if super().unfit(engine, problem, options, None):
+        if super().refusal(engine, problem, options, None):
             return MESSAGES.cost(engine, problem, options)
         return super().cost(engine, problem, options)
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
     ) -> Product:
-        if super().unfit(engine, problem, options, operands):
-            return self.make(engine, problem, options, operands)
-        return super().prepare(engine, problem, options, operands)
-
-    def make(
-        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
-    ) -> TensorProduct[Any]:
-        why = super().unfit(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
         if not why:
-            return super().make(engine, problem, options, operands)
-        product = MESSAGES.make(engine, problem, options, operands)
+            return super().prepare(engine, problem, options, operands)
+        product = MESSAGES.prepare(engine, problem, options, operands)
         product.notes += (f"by messages: {why}",)
         return product
 
@@ -115,13 +96,8 @@ def _why_not(
     p: ParallelProblem,
     options: Options,
     operands: Operands | None,
-    *,
-    alone: bool = False,
 ) -> str:
-    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective over the context.
-
-    Local if ``alone``: then the product says whether other ranks must be asked.
-    """
+    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective over the context."""
     session = session_of(engine)
     if p.size != session.runtime.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
@@ -145,7 +121,7 @@ def _why_not(
     except PblasmpError as error:
         return str(error)
     by_rule = kind.name == "one_kernel" and options.algo == "auto" and options.comm_sms is None
-    if not why and by_rule and may_shut_out(session, alone=alone):
+    if not why and by_rule and may_shut_out(session):
         return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
     return why
 

@@ -38,6 +38,8 @@ from ..types import carried
 from .base import CopyProduct, Views
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..session import Session
 
 _KINDS = 2  # of flags: parts of sums, results
@@ -53,15 +55,18 @@ _HOPPER = 90
 _TYPES = DTYPES["bfloat16"], DTYPES["float16"]
 
 
-def may_shut_out(session: Session, *, alone: bool) -> bool | None:
+def may_shut_out(session: Session) -> bool:
     """Return whether kernels of other communicators may wait for ever next to this one, unless it leaves them room.
 
-    Collective over the context. Local if ``alone``, and None if the other ranks must be asked.
+    Collective over the context.
     """
-    (ranks, enough), gpu = _LETS_IN, session.gpu
-    if gpu.size <= ranks and gpu.multiprocessors >= enough:
-        return False
-    return session.runtime.others_of_late if alone else session.runtime.beside_others()
+    return _leaves_none(session.gpu) and session.runtime.beside_others()
+
+
+def _leaves_none(gpu: Gpu) -> bool:
+    """Return whether this kernel may take all multiprocessors that others need. Local."""
+    ranks, enough = _LETS_IN
+    return gpu.size > ranks or gpu.multiprocessors < enough
 
 
 class _OneKernelProduct(CopyProduct):
@@ -72,18 +77,22 @@ class _OneKernelProduct(CopyProduct):
     starts: Sequence[int]  # of the ranks' shares of the rows
     copies = True  # whether a rank's results are fetched by the others
 
-    def __init__(
-        self, session: Session, p: ParallelProblem, options: Options, *, alone: bool = False
-    ) -> None:
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
-        found = may_shut_out(session, alone=alone) if left is None else False
-        self._knows_others = found is not None
         if left is None:
-            left = _LEFT if found else 0
+            left = _LEFT if may_shut_out(session) else 0
         self._left = left
-        super().__init__(session, p, options, alone=alone)
+        super().__init__(session, p, options)
         if left:
             self.path += f"; {left} multiprocessors are left to others"
+
+    def resized(self, problem: ParallelProblem) -> Self | None:
+        """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
+        if self.options.comm_sms is None and _leaves_none(self.gpu):
+            others = self._session.runtime.others_of_late
+            if others is None or others != bool(self._left):
+                return None
+        return super().resized(problem)
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -153,11 +162,6 @@ class _OneKernelProduct(CopyProduct):
             else 0,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
-
-    @property
-    def covered(self) -> bool:
-        """Whether all symmetric memory that it needs is there, and known whom it must leave room."""
-        return self._knows_others and super().covered
 
     def _start(self) -> None:
         self.gpu.use_current_stream()
