@@ -13,7 +13,6 @@ import numpy as np
 
 from ..dtypes import FLOAT8, as_dtype, is_float8
 from ..engines.request import Options
-from ..epilogue import bias_dtype
 from ..errors import ArgumentError, LayoutError
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import even_counts
@@ -111,11 +110,6 @@ class ArrayFacts:
                 for name, of, dtype in zip(("x", "w", "c", "out"), lds, types, strict=True)
             ),
         )  # fmt: skip
-
-    @property
-    def bias_dtype(self) -> np.dtype:
-        """The type of a bias."""
-        return bias_dtype(types_of(self.dtype, self.w_dtype, self.out_dtype, None)[0])
 
     def fitted(
         self, problem: ParallelProblem, rank: int, firsts: Sequence[int], lead: tuple[int, ...]

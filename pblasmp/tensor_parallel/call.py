@@ -147,7 +147,7 @@ class ParallelCall(UserCall[Any]):
         """Place the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
         assert self.seen is not None
         lead = self.seen[1]
-        if lead is None or not remembered.spec.is_tight or is_float8(remembered.known.dtype):
+        if lead is None or not remembered.spec.is_tight:
             return None
         self._made = made = remembered.with_lead(self.seen, lead)
         if not (remembered.spec.is_full and made.spec.is_full):
@@ -314,57 +314,63 @@ class ParallelCall(UserCall[Any]):
         return self._made or Made(self)
 
     def again(self, remembered: Made) -> None:
-        """Read the arrays like earlier ones, with new results. Local.
+        """Read the arrays, which are like earlier ones, with new results. Local.
 
         Raises:
             ArgumentError: c or out overlaps an array that it must not.
         """
-        self._spec, self._known = remembered.spec, remembered.known
-        self._make_results()
-        self._read_again()
+        self._spec, (known, self._local) = remembered.spec, self._read()
+        self._known = replace(
+            known, shape=remembered.known.shape, gathered_shape=remembered.known.gathered_shape
+        )
+        self._finish(self._spec.problem.outputs_first)
 
-    def place(self, remembered: Made) -> tuple[int, ...] | None:
-        """Make the results; return where the arrays are, None if they must be read. Local."""
-        if not (self.c is None and self.out is None and self.scales is None):
-            return None
+    def place(self, remembered: Made) -> tuple[int, ...]:
+        """Make the results; return where the arrays are; none of them if there are scales, which may change. Local.
+
+        Raises:
+            ArgumentError: a scale is none, or c or out overlaps an array that it must not.
+        """
         self._spec, self._known = remembered.spec, remembered.known
         self._make_results()
-        self._addresses = _addresses(self.x, self.w, self.bias, self._result, self._gathered)
-        return self._addresses
+        c = (self.c,) if "c" in self._known.shapes else ()
+        self._addresses = _addresses(self.x, self.w, self.bias, self._result, self._gathered, *c)
+        if self._may_fail:
+            self._local = self._at_addresses()
+        return self._addresses if self.scales is None else ()
 
     def placed(self) -> Operands:
-        """Return the local arrays of a call that has its place, by their addresses. Local."""
-        at, known, rank, p = self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
-        inputs, outputs, rows = known.inputs, known.outputs, p.tokens[rank]
-        x, w, bias, out, gathered = self._addresses
-        of_w = (outputs, inputs) if known.outputs_first else (inputs, outputs)
-        vector = at(bias, (1, outputs), known.bias_dtype)[0] if known.has_bias else None
-        self._local = Operands(
-            at(x, (rows, inputs), known.dtype, known.lds[0]),
-            at(w, of_w, known.w_dtype, 0 if known.any_order else known.lds[1]),
-            None,
-            at(out, (p.rows[rank], known.shape[-1]), known.out_dtype),
-            self._epilogue(vector),
-        )
-        if known.gathered_shape is not None:
-            self._local.gathered = at(gathered, (sum(p.tokens), inputs), known.dtype)
+        """Return the local arrays of a call that has its place. Local."""
+        if not self._may_fail:
+            self._local = self._at_addresses()
         return self._local
 
-    def _read_again(self) -> None:
-        """Read the arrays like earlier ones. Local."""
-        engine, known, scales = self.ctx.engine, self._known, None
-        w = typed_operand(engine, self.w, "w", self.w_dtype, self.scales)[0]
-        x = fold(typed_operand(engine, self.x, "x", self.x_dtype, self.scales)[0], "x")
-        c, out = (
-            # an array that is given, and used
-            fold(as_local(engine, getattr(self, name), name, dtype), name) if name in known.shapes else None
-            for name, dtype in (("c", known.c_dtype), ("out", known.out_dtype))
-        )
-        bias = as_local(engine, self.bias, "bias") if known.has_bias else None
-        if known.scales:
-            scales = self._bound_scales(types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0])
-        self._local = Operands(x, w.T if known.w_turned else w, c, out, self._epilogue(bias), scales)
-        self._read_made()
+    @property
+    def _may_fail(self) -> bool:
+        """Whether arrays must be looked at although they are like earlier ones."""
+        return bool(self._known.shapes or self._known.scales)
+
+    def _at_addresses(self) -> Operands:
+        """Return the local arrays by their addresses. Local; raises as ``place``."""
+        at, known, rank, p = self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
+        inputs, outputs, rows, width = known.inputs, known.outputs, p.tokens[rank], known.shape[-1]
+        x, w, bias, result, gathered, *c = self._addresses
+        types = types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0]
+        local = Operands(
+            at(x, (rows, inputs), known.dtype, known.lds[0]),
+            at(
+                w, (outputs, inputs) if known.outputs_first else (inputs, outputs), known.w_dtype,
+                0 if known.any_order else known.lds[1],
+            ),
+            at(c[0], (p.rows[rank], width), known.c_dtype, known.lds[2]) if c else None,
+            at(result, (p.rows[rank], width), known.out_dtype, known.lds[3]),
+            self._epilogue(at(bias, (1, outputs), bias_dtype(types))[0] if known.has_bias else None),
+            self._bound_scales(types) if known.scales else None,
+            at(gathered, (sum(p.tokens), inputs), known.dtype) if known.gathered_shape else None,
+        )  # fmt: skip
+        if known.shapes:
+            self._check_overlaps(local)
+        return local
 
     # -- with the other ranks
 
@@ -427,13 +433,13 @@ class ParallelCall(UserCall[Any]):
         if local.d is None:
             local.d = fold(as_local(engine, self._result, "out"), "out")
         else:
-            self._check_overlaps()
+            self._check_overlaps(local)
         if self._known.gathered_shape is not None:
             local.gathered = fold(as_local(engine, self._gathered, "gathered"), "gathered")
 
-    def _check_overlaps(self) -> None:
+    def _check_overlaps(self, local: Operands) -> None:
         """Raise ArgumentError if the given result overlaps an array that it must not. Local."""
-        local, overlap = self._local, self.ctx.engine.overlap
+        overlap = self.ctx.engine.overlap
         bias = None if local.epilogue is None else local.epilogue.bias
         for name, array in (("x", local.a), ("w", local.b), ("bias", bias)):
             if array is not None and overlap(array, local.d):
@@ -643,7 +649,7 @@ def _addresses(*arrays: Any) -> tuple[int, ...]:
 
 Seen: TypeAlias = "tuple[Hashable, tuple[int, ...] | None]"
 """What tells calls apart, but for where their arrays are; and x's dimensions except the last, if calls that differ in
-nothing else can be derived from each other: x is contiguous, and neither c, out nor scales are given."""
+nothing else can be derived from each other: x is contiguous, and neither c nor out is given."""
 
 
 def _seen(form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mapping[str, Any]) -> Seen | None:
@@ -660,12 +666,13 @@ def _seen(form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mappi
     if not all(isinstance(each, CONSTANTS) for each in numbers):
         return None
     # 1, 1.0 and 1 + 0j are equal
-    same = form, *how, *how.values(), *map(type, numbers), _kind(w), _kind(bias)
-    if c is out is scales is None and how.get("algo") != "measure":
+    scaled = None if scales is None else tuple(scales.facts())
+    same = form, *how, *how.values(), *map(type, numbers), _kind(w), _kind(bias), scaled
+    if c is out is None and how.get("algo") != "measure":
         shape = x.shape
         if 0 not in shape and (x.is_contiguous() if is_torch(x) else x.flags.c_contiguous):
             return (*same, shape[-1], len(shape), _sort(x)), tuple(shape[:-1])
-    return (*same, _kind(x), _kind(c), _kind(out), scales and tuple(scales.facts())), None
+    return (*same, _kind(x), _kind(c), _kind(out)), None
 
 
 def multiply(

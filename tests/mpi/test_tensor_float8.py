@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.float8 import E4, E5
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, other_split
-from tests.helpers.tensor_float8 import TYPES, Case
+from tests.helpers.tensor_float8 import OF_W, TYPES, Case
 
 SIZES = (1, 2, 3, 4)
 
@@ -67,6 +68,27 @@ def in_place(comm):
             scales = pb.Scales(d=1 / 8)
             same = getattr(pb, form)(*ones, ctx, out=out, scales=scales) is out
             yield f"{form} {t} out", None if same and (out == out.dtype.type(total / 8)).all() else f"{out}"
+
+
+def other_tokens(comm):
+    """Another number of tokens takes a single vote; scales are read each time, and a wrong one is found in time."""
+    rng, p = np.random.default_rng(74), comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        for form, types in itertools.product(FORMS, (TYPES[0], TYPES[4])):
+            for turn, t in enumerate((64, 32, 16, 48)):
+                case = Case(ctx, rng, form, types, t * p, 32, 48, arrays=True)
+                before = inside.votes(ctx)
+                wrong, count = case.wrong(case()), inside.votes(ctx) - before
+                yield (
+                    f"{form} {types} {t}",
+                    wrong or (None if (count == 1) == (turn > 0) else f"{count} votes"),
+                )
+            good, two = case.scales.a, np.ones(2, np.float32)
+            case.scales = pb.Scales(two if ctx.rank == p - 1 else good, OF_W, d=case.unit, amax=case.amax[0])
+            yield (
+                f"{form} {types} two",
+                agreed_error(ctx, pb.ArgumentError, ["scales: a: expected 1 float32, got 2"], case),
+            )
 
 
 def plans(comm):
@@ -206,6 +228,11 @@ def tensors(comm):
                 buffer.copy_(x)
                 good = buffer.dtype == torch.float8_e4m3fn and bool((plan().float() == total / 2).all())
                 yield f"{form} plan", None if good else f"{buffer}"
+
+
+@pytest.mark.parametrize("nranks", [2, *only_long(3)])
+def test_other_numbers_of_tokens(nranks):
+    run_on_one_node(other_tokens, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
