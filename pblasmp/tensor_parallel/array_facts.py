@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,16 @@ SIZES = (
     *(f"{name}: the leading dimension" for name in ("x", "w", "c", "out")), "w: which dimension comes first in memory",
 )  # fmt: skip
 """The numbers that the other ranks must know of a rank's arrays, in words."""
+
+
+T = TypeVar("T")
+
+
+def changed(value: T, **changes: Any) -> T:
+    """Return a shallow copy with other values of some attributes: sooner than ``dataclasses.replace``. Local."""
+    copied: T = object.__new__(type(value))
+    copied.__dict__.update(value.__dict__, **changes)
+    return copied
 
 
 @dataclass(frozen=True)
@@ -131,7 +141,7 @@ class ArrayFacts:
         else:
             shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
         gathered = (*whole, problem.inputs[0]) if problem.return_gathered else None
-        return replace(self, lead=lead, shape=shape, gathered_shape=gathered)
+        return changed(self, lead=lead, shape=shape, gathered_shape=gathered)
 
 
 @dataclass(frozen=True)

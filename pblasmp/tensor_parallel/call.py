@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -42,7 +42,16 @@ from ..runtime.planned import run
 from ..runtime.plans import Plan, Task, UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
-from .array_facts import SIZES, ArrayFacts, Specification, check_rule, leading, typed_operand, types_of
+from .array_facts import (
+    SIZES,
+    ArrayFacts,
+    Specification,
+    changed,
+    check_rule,
+    leading,
+    typed_operand,
+    types_of,
+)
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -320,9 +329,8 @@ class ParallelCall(UserCall[Any]):
             ArgumentError: c or out overlaps an array that it must not.
         """
         self._spec, (known, self._local) = remembered.spec, self._read()
-        self._known = replace(
-            known, shape=remembered.known.shape, gathered_shape=remembered.known.gathered_shape
-        )
+        like = remembered.known
+        self._known = changed(known, shape=like.shape, gathered_shape=like.gathered_shape)
         self._finish(self._spec.problem.outputs_first)
 
     def place(self, remembered: Made) -> tuple[int, ...]:
@@ -505,7 +513,7 @@ class ParallelCall(UserCall[Any]):
         ]
         if faults:
             raise ArgumentError("; ".join(faults))
-        other._known = replace(known, shape=last.shape, gathered_shape=last.gathered_shape)
+        other._known = changed(known, shape=last.shape, gathered_shape=last.gathered_shape)
         other._local = local
         other._finish(self._spec.problem.outputs_first)
         return other
@@ -576,7 +584,7 @@ class Made:
         self._tensors = all(is_torch(each) for each in (call.x, call.w, call.bias) if each is not None)
         if self._tensors:
             self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
-        self._call = _copied(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
+        self._call = changed(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
         for name in ("_local", "_result", "_gathered"):
             setattr(self._call, name, None)
 
@@ -590,7 +598,7 @@ class Made:
         ctx, first = self._call.ctx, lead[0] if lead else 1
         spec = self.spec.with_tokens(first, math.prod(lead[1:]))
         known = self.known.fitted(spec.problem, ctx.rank, (first,) * ctx.size, lead)
-        return _copied(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
+        return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
 
     def __call__(self, x: Any, w: Any, bias: Any) -> Any:
         """Make the call, and return what the function does. Collective over the context.
@@ -618,7 +626,7 @@ class Made:
             if done:
                 return y if gathered is None else (y, gathered)
             del y, gathered  # so that the next results get their memory, which the plan is bound to then
-        call = _copied(self._call, seen=self._seen, x=x, w=w, bias=bias)
+        call = changed(self._call, seen=self._seen, x=x, w=w, bias=bias)
         result = run(call, voted=done is False)
         self.ran(call.number)
         return result
@@ -630,16 +638,6 @@ class Made:
             number: its number, 0 if it has none.
         """
         self.number, self.plan = number, self._call.ctx.kept.peek(self.spec) if number else None
-
-
-T = TypeVar("T")
-
-
-def _copied(value: T, **changes: Any) -> T:
-    """Return a shallow copy with other values of some attributes. Local."""
-    copied: T = object.__new__(type(value))
-    copied.__dict__.update(value.__dict__, **changes)
-    return copied
 
 
 def _addresses(*arrays: Any) -> tuple[int, ...]:
