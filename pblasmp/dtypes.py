@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -116,6 +117,7 @@ def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     return DTYPES[element_type(dtype).accumulation]
 
 
+@lru_cache(64)
 def is_float8(dtype: np.dtype) -> bool:
     """Return whether ``dtype`` is one of the 8-bit floats. Local."""
     return dtype in FLOAT8.values()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,7 @@ class Taken:
         follows: the name of the epilogue.
         measured: by name, the seconds that were measured for such a problem on this machine, if any.
         refused: by name, why those refuse the problem that would have come first.
+        least: by name, what others cost at least; filled when it is needed.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Taken:
     follows: str
     measured: Mapping[str, float]
     refused: Mapping[str, str]
+    least: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -133,10 +135,24 @@ class Taken:
     def resized(self, engine: Engine, problem: AnyProblem) -> Taken | None:
         """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
         known, options, refused = self.known, self.options, self.refused
-        left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
         measured = _measured(engine, problem, options, self.follows, alone=True)
-        name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
+        name = self.name
+        if measured or (known[name].cost(engine, problem, options), self.number) > self._least_of_others():
+            left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
+            name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
         return None if name in refused else replace(self, name=name, problem=problem, measured=measured)
+
+    def _least_of_others(self) -> tuple[float, int]:
+        """Return what the cheapest of the others that may be taken costs at least, and its number. Local."""
+        found = self.least.get(self.name)
+        if found is None:
+            others = (
+                (row.least, number)
+                for number, (name, row) in enumerate(self.known.items())
+                if name != self.name and (name not in self.refused or row.refuses_sizes)
+            )
+            found = self.least[self.name] = min(others, default=(math.inf, 0))
+        return found
 
 
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:

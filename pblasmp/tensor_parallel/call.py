@@ -340,9 +340,8 @@ class ParallelCall(UserCall[Any]):
             ArgumentError: a scale is none, or c or out overlaps an array that it must not.
         """
         self._spec, self._known = remembered.spec, remembered.known
-        self._make_results()
-        c = (self.c,) if "c" in self._known.shapes else ()
-        self._addresses = _addresses(self.x, self.w, self.bias, self._result, self._gathered, *c)
+        self._result, self._gathered, addresses = remembered.results(self.x, self.w, self.bias, self.out)
+        self._addresses = (*addresses, *_addresses(self.c)) if "c" in self._known.shapes else addresses
         if self._may_fail:
             self._local = self._at_addresses()
         return self._addresses if self.scales is None else ()
@@ -581,7 +580,8 @@ class Made:
     def __init__(self, call: ParallelCall) -> None:
         self.spec, self.known, self._seen = call._spec, call._known, call.seen
         self._stream = stream_getter(call.x)
-        self._tensors = all(is_torch(each) for each in (call.x, call.w, call.bias) if each is not None)
+        given = call.x, call.w, call.bias, call.out
+        self._tensors = all(is_torch(each) for each in given if each is not None)
         if self._tensors:
             self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
         self._call = changed(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
@@ -606,19 +606,10 @@ class Made:
         On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
         runs, on GPUs as a graph.
         """
-        plan, known, done = self.plan, self.known, None
+        plan, done = self.plan, None
         if plan is not None and plan.current:
-            ctx, shape = self._call.ctx, known.gathered_shape
-            if self._tensors:
-                y = x.new_empty(known.shape, dtype=self._dtype)
-                gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
-                addresses: tuple[int, ...] = (
-                    x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
-                    0 if gathered is None else gathered.data_ptr(),
-                )  # fmt: skip
-            else:
-                y, gathered = _new_results(ctx.engine, known, x)
-                addresses = _addresses(x, w, bias, y, gathered)
+            ctx = self._call.ctx
+            y, gathered, addresses = self.results(x, w, bias)
             done = plan.rerun(
                 addresses, self.number, partial(ctx.kept.find, self.spec), partial(on_stream_of, ctx.engine, x),
                 self._stream(),
@@ -630,6 +621,20 @@ class Made:
         result = run(call, voted=done is False)
         self.ran(call.number)
         return result
+
+    def results(self, x: Any, w: Any, bias: Any, out: Any = None) -> tuple[Any, Any, tuple[int, ...]]:
+        """Return new results, or ``out``, an array for what is gathered, and where these and the given arrays are."""
+        known = self.known
+        if not self._tensors:
+            y, gathered = _new_results(self._call.ctx.engine, known, x, out)
+            return y, gathered, _addresses(x, w, bias, y, gathered)
+        shape = known.gathered_shape
+        y = x.new_empty(known.shape, dtype=self._dtype) if out is None else out
+        gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
+        return y, gathered, (
+            x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+            0 if gathered is None else gathered.data_ptr(),
+        )  # fmt: skip
 
     def ran(self, number: int) -> None:
         """Remember that the call has run, and by which plan. Local.

@@ -53,6 +53,7 @@ def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
     return row[precision]
 
 
+@cache
 def stored_dtype(dtype: np.dtype) -> np.dtype:
     """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
     return np.dtype(np.uint8) if is_float8(dtype) else dtype

@@ -243,7 +243,7 @@ def other_tokens(comm: Any, path: str) -> Any:
                     count = votes._agreements - before
                     if (count > 1) != (turn == 0 or (queues and some == 9 and form != "matmul_allgather")):
                         wrong = wrong or f"{count} votes"
-                    if turn in (1, 2) and calls > _MOST_CALLS:
+                    if turn == 2 and calls > _MOST_CALLS:
                         wrong = wrong or f"{calls} calls"
                     yield f"{form} {algo}, {tokens} tokens", wrong
             ctx.engine.synchronize()
