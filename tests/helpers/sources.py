@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +16,21 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of a statement
 
 
 class Source(NamedTuple):
-    """What a file has: of ``import a.b`` ("a.b", ""), of ``from a import b`` ("a", "b"), with absolute names."""
+    """What a file has: of ``import a.b`` ("a.b", ""), of ``from a import b`` ("a", "b"), with absolute names.
+
+    ``bases`` are those of all its classes, by their last names.
+    """
 
     imports: list[tuple[str, str]]
     classes: list[str]
+    bases: list[str]
 
 
 @functools.cache
 def source(path: Path) -> Source:
     """Return what a file has, also under TYPE_CHECKING and within functions. Local."""
     package = path.parent.relative_to(ROOT).parts
-    found = Source([], [])
+    found = Source([], [], [])
     left: list[ast.AST] = [ast.parse(path.read_text())]
     while left:  # statements only: there are ten times as many nodes
         node = left.pop()
@@ -37,6 +42,9 @@ def source(path: Path) -> Source:
             found.imports.extend((module, alias.name) for alias in node.names)
         elif isinstance(node, ast.ClassDef):
             found.classes.append(node.name)
+            found.bases.extend(
+                re.split(r"\W", ast.unparse(base).partition("[")[0])[-1] for base in node.bases
+            )
         for block in _BLOCKS:
             left += getattr(node, block, ())
     return found

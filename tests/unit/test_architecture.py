@@ -259,6 +259,21 @@ def test_no_two_classes_have_one_name():
     assert {name for name, count in named.items() if count > 1} == set()
 
 
+def test_no_class_is_only_the_base_of_one_other():
+    """It is the upper half of that class. One that is made somewhere, or is the type of something, is more."""
+    derived = Counter(base for path in sources() for base in source(path).bases)
+    classes = {name for path in sources() for name in source(path).classes if derived[name] == 1}
+    for path in sources():
+        text = path.read_text()
+        if any(name in text for name in classes):
+            tree = ast.parse(text)
+            bases = {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.bases}
+            bases |= {each.value for each in bases if isinstance(each, ast.Subscript)}
+            nodes = (each for each in ast.walk(tree) if isinstance(each, (ast.Name, ast.Attribute)))
+            classes -= {getattr(each, "attr", getattr(each, "id", "")) for each in nodes if each not in bases}
+    assert classes == set()
+
+
 def test_no_two_modules_have_one_name():
     """So that a search for the name finds the module."""
     named = Counter(path.name for path in sources() if path.name != "__init__.py")
