@@ -167,14 +167,6 @@ class MatrixScale(_VersionedEnum):
     BLK128x128_FP32 = 5, 600
 
 
-class EmulationStrategy(_VersionedEnum):
-    """cublasMpEmulationStrategy_t: when products are emulated on narrower types."""
-
-    DEFAULT = 0, 700
-    PERFORMANT = 1, 700
-    EAGER = 2, 700
-
-
 class ResultScheme(_VersionedEnum):
     """cublasMpResultScheme_t: whether bias gradients are left partial or summed over the ranks."""
 
@@ -271,22 +263,6 @@ class DataType(IntEnum):
     R_4F_E2M1 = 33
 
 
-class MantissaControl(IntEnum):
-    """cudaEmulationMantissaControl_t: how many bits emulated float64 keeps."""
-
-    DYNAMIC = 0
-    FIXED = 1
-
-
-class SpecialValuesSupport(IntEnum):
-    """cudaEmulationSpecialValuesSupport_t: bits that name the special values emulation must treat."""
-
-    NONE = 0
-    INFINITY = 1
-    NAN = 2
-    DEFAULT = 0xFFFF
-
-
 C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
     "cublasMpStatus_t": (Status, "CUBLASMP_STATUS_"),
     "cusolverStatus_t": (SolverStatus, "CUSOLVER_STATUS_"),
@@ -296,7 +272,6 @@ C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
     "cublasMpMatmulAlgoType_t": (MatmulAlgoType, "CUBLASMP_MATMUL_ALGO_TYPE_"),
     "cublasMpMatmulEpilogue_t": (MatmulEpilogue, "CUBLASMP_MATMUL_EPILOGUE_"),
     "cublasMpMatmulMatrixScale_t": (MatrixScale, "CUBLASMP_MATMUL_MATRIX_SCALE_"),
-    "cublasMpEmulationStrategy_t": (EmulationStrategy, "CUBLASMP_EMULATION_STRATEGY_"),
     "cublasMpResultScheme_t": (ResultScheme, "CUBLASMP_RESULT_SCHEME_"),
     "cublasOperation_t": (Operation, "CUBLAS_OP_"),
     "cublasFillMode_t": (FillMode, "CUBLAS_FILL_MODE_"),
@@ -304,7 +279,5 @@ C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
     "cublasSideMode_t": (SideMode, "CUBLAS_SIDE_"),
     "cublasComputeType_t": (ComputeType, "CUBLAS_"),
     "cudaDataType_t": (DataType, "CUDA_"),
-    "cudaEmulationMantissaControl_t": (MantissaControl, "CUDA_EMULATION_MANTISSA_CONTROL_"),
-    "cudaEmulationSpecialValuesSupport_t": (SpecialValuesSupport, "CUDA_EMULATION_SPECIAL_VALUES_SUPPORT_"),
 }
 """Each C enumeration: the class that carries it and the prefix its constants have in C."""

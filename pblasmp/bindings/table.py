@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every C function of cuBLASMp 0.5 to 0.10: one row each, with its prototype and the versions that have it.
+"""The C functions of cuBLASMp 0.5 to 0.10 that are used: one row each, with its prototype and its versions.
 
 Versions are numbers as ``cublasMpGetVersion`` gives them: 501 is 0.5.1, 1000 is 0.10.0. A function is called
 what the newest version calls it; its older name is its ``alias``. Indices (ia, ja, ...) are 1-based.
@@ -173,27 +173,6 @@ _ROWS = (
     _function("GetStream", _HANDLE + "cudaStream_t* stream", alias="cublasMpStreamGet", renamed=800),
     _function("GetVersion", "int* version"),
     _function("GetStatusString", "cublasMpStatus_t status", 800, returns="const char*"),
-    # Emulation of floating point
-    _function("SetEmulationStrategy", _HANDLE + "cublasMpEmulationStrategy_t emulationStrategy", 700),
-    _function("GetEmulationStrategy", _HANDLE + "cublasMpEmulationStrategy_t* emulationStrategy", 700),
-    _function("SetFixedPointEmulationMaxMantissaBitCount", _HANDLE + "int bitCount", 900),
-    _function("GetFixedPointEmulationMaxMantissaBitCount", _HANDLE + "int* bitCount", 900),
-    _function("SetFixedPointEmulationMantissaBitOffset", _HANDLE + "int bitOffset", 900),
-    _function("GetFixedPointEmulationMantissaBitOffset", _HANDLE + "int* bitOffset", 900),
-    _function("SetFixedPointEmulationMantissaBitCountPointer", _HANDLE + "int* ptr", 900),
-    _function("GetFixedPointEmulationMantissaBitCountPointer", _HANDLE + "int** ptr", 900),
-    _function(
-        "SetFixedPointEmulationMantissaControl",
-        _HANDLE + "cudaEmulationMantissaControl_t mantissaControl",
-        900,
-    ),
-    _function(
-        "GetFixedPointEmulationMantissaControl",
-        _HANDLE + "cudaEmulationMantissaControl_t* mantissaControl",
-        900,
-    ),
-    _function("SetEmulationSpecialValuesSupport", _HANDLE + "cudaEmulationSpecialValuesSupport_t mask", 900),
-    _function("GetEmulationSpecialValuesSupport", _HANDLE + "cudaEmulationSpecialValuesSupport_t* mask", 900),
     # Grids and symmetric memory
     _function(
         "GridCreate",
@@ -206,13 +185,9 @@ _ROWS = (
     _function("Free", "cublasMpGrid_t grid, void* ptr", 800),
     # Descriptors
     _function("MatrixDescriptorCreate", _MATRIX + "cublasMpMatrixDescriptor_t* desc"),
-    _function("MatrixDescriptorInit", _MATRIX + "cublasMpMatrixDescriptor_t desc"),
     _function("MatrixDescriptorDestroy", "cublasMpMatrixDescriptor_t desc"),
     _function(
         "MatmulDescriptorCreate", "cublasMpMatmulDescriptor_t* matmulDesc, cublasComputeType_t computeType"
-    ),
-    _function(
-        "MatmulDescriptorInit", "cublasMpMatmulDescriptor_t matmulDesc, cublasComputeType_t computeType"
     ),
     _function("MatmulDescriptorDestroy", "cublasMpMatmulDescriptor_t matmulDesc"),
     _function(
@@ -242,10 +217,8 @@ _ROWS = (
     ),
     # Redistribution
     *_routine("Gemr2D", "handle m n A B! workspace global_comm"),
-    *_routine("Trmr2D", "handle uplo diag m n A B! workspace global_comm"),
     # Logging
     _function("LoggerSetCallback", "cublasMpLoggerCallback_t callback"),
-    _function("LoggerSetFile", "FILE* file"),
     _function("LoggerOpenFile", "const char* logFile"),
     _function("LoggerSetLevel", "int level"),
     _function("LoggerSetMask", "int mask"),
@@ -253,4 +226,4 @@ _ROWS = (
 )
 
 FUNCTIONS: dict[str, Function] = {function.name: function for function in _ROWS}
-"""Every function by its name in the newest version."""
+"""The functions by their names in the newest version."""
