@@ -50,7 +50,7 @@ ROUTINES = (
     *("scal", "swap", "dot", "dotc", "nrm2", "asum", "amax"),
     *("potrf", "posv", "getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
     *("getrf getri", "potrf potri", "trtri laset"),
-    *("geqrf", "orgqr", "ormqr"),
+    *("gels", "geqrf", "orgqr", "ormqr"),
 )
 BLAS = (
     *("gemm", "gemv", "ger", "gerc", "axpy", "scal", "swap", "dot", "asum"),
@@ -69,7 +69,8 @@ BLAS = (
         "her",
         "her2",
     ),
-    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "geqrf", "orgqr", "ormqr"),
+    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri"),
+    *("gels", "geqrf", "orgqr", "ormqr"),
 )
 PIVOTS = 256
 SCRATCH = (1 << 19) + (1 << 18)  # bytes

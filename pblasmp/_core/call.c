@@ -603,8 +603,8 @@ static int prepare(call *c)
         [AMAX] = prepare_reduced, [POTRF] = prepare_factored, [POSV] = prepare_solved, [GETRF] = prepare_lapack,
         [GETRS] = prepare_lapack, [GESV] = prepare_lapack, [POTRS] = prepare_lapack, [TRTRS] = prepare_lapack,
         [GETRI] = prepare_lapack, [POTRI] = prepare_lapack, [TRTRI] = prepare_lapack, [GETRF_GETRI] = prepare_lapack,
-        [POTRF_POTRI] = prepare_lapack, [TRTRI_LASET] = prepare_lapack, [GEQRF] = prepare_lapack,
-        [ORGQR] = prepare_lapack, [ORMQR] = prepare_lapack,
+        [POTRF_POTRI] = prepare_lapack, [TRTRI_LASET] = prepare_lapack, [GELS] = prepare_lapack,
+        [GEQRF] = prepare_lapack, [ORGQR] = prepare_lapack, [ORMQR] = prepare_lapack,
     };
     static const double one[2] = {1, 0}, less[2] = {-1, 0}, zero[2] = {0, 0};
     c->letter = (int)c->d.of->letter, c->item = c->d.of->item;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small factorizations, solves, inverses and products with Q: every rank runs LAPACK on its own copy of the operands.
+/* Small factorizations, solves, least squares, inverses and products with Q: every rank runs LAPACK on its own copy of the operands.
  *
  * The ranks meet once, as in tiny calls. All of them compute, since each needs INFO. In their next call they compare
  * checksums of their results.
@@ -139,11 +139,14 @@ static int factor(call *c, operand a, int64_t m, int64_t n)
     return *info == 0;
 }
 
-static void run_reflectors(call *c, operand a, int64_t m, int64_t n, operand b)
+static void run_reflectors(call *c, operand a, int64_t m, int64_t n, operand b, int64_t width)
 {
     char *work = c->scratch + SCRATCH;
     int64_t size = WORK / c->item;
-    if (c->routine == GEQRF) {
+    if (c->routine == GELS)
+        BLAS(c, 11, GELS)
+        (&c->op_a, INT(m), INT(n), INT(width), a.at, INT(a.ld), b.at, INT(b.ld), work, INT(size), &c->info);
+    else if (c->routine == GEQRF) {
         c->count = m < n ? m : n;
         BLAS(c, 8, GEQRF)(INT(m), INT(n), a.at, INT(a.ld), c->tau, work, INT(size), &c->info);
     } else if (c->routine == ORGQR)
@@ -157,8 +160,8 @@ static void run_reflectors(call *c, operand a, int64_t m, int64_t n, operand b)
 static void run_lapack(call *c, operand a, int64_t m, int64_t n, operand b, int64_t width)
 {
     int32_t *info = &c->info;
-    if (has_tau(c)) {
-        run_reflectors(c, a, m, n, b);
+    if (c->routine >= GELS) {
+        run_reflectors(c, a, m, n, b, width);
         return;
     }
     if (!factor(c, a, m, n))
@@ -224,6 +227,8 @@ static int compute_by_lapack(call *c)
         run_lapack(c, a, x->rows.extent, x->cols.extent, b, y->cols.extent);
     if (!is_single(c))
         note_checksum(c, b, y->rows.extent, y->cols.extent);
+    if (c->routine == GELS) /* A's factors */
+        take(c, &c->room[c->rooms - 2], x);
     if (c->info && c->routine != GETRF)
         return OK;
     if (in_triangle)
@@ -242,8 +247,10 @@ int prepare_lapack(call *c)
     int64_t width = !two ? 0 : c->side == 'R' ? c->y.rows.extent : c->y.cols.extent;
     /* larger calls are worth a plan, in which the ranks share the work */
     REQUIRE(is_single(c) || c->alike);
-    REQUIRE(m * n * (least + width) <= c->limits->lapack && m * (n + width) * c->item <= SCRATCH - 64 && least <= PIVOTS);
-    REQUIRE(!has_tau(c) || ((n > width ? n : width) * c->item <= WORK && (c->routine == GEQRF || m >= n)));
+    int64_t held = m * n + (two ? c->y.rows.extent * c->y.cols.extent : 0);
+    REQUIRE(m * n * (least + width) <= c->limits->lapack && held * c->item <= SCRATCH - 64 && least <= PIVOTS);
+    REQUIRE(c->routine < GELS || (least + (n > width ? n : width)) * c->item <= WORK);
+    REQUIRE(c->routine <= GEQRF || m >= n);
     if (!is_single(c)) {
         c->left = stage_all(c, &c->x, 1, NULL);
         c->right = two ? stage_all(c, &c->y, 1, NULL) : NULL;

@@ -204,7 +204,8 @@ class DirectForm:
         self._matrices = []
         for name, words in routine.shapes.items():
             rows, cols, option = _sizes(words)
-            places = [at[each] for each in rows], [at[each] for each in cols], at.get(option, -1)
+            chosen_by = _LONGER if option == "longer" else at.get(option, -1)
+            places = [at[each] for each in rows], [at[each] for each in cols], chosen_by
             self._matrices.append((at[name], places, at.get(f"inc{name}", -1), name in routine.written))
         order = [*routine.shapes]
         a, b, c, d = (order.index(passes[x]) if x in passes else -1 for x in "abcd")
@@ -386,7 +387,8 @@ class DirectForm:
         parts: list[Part | None] = []
         char, known = self._dtype.char, grid.layouts
         for (i, (rows, cols, option), inc, _), place in zip(self._matrices, places, strict=True):
-            turned = option >= 0 and args[option] not in "NnLl"
+            longer = option == _LONGER and args[rows[0]] < args[rows[1]]
+            turned = longer or (option >= 0 and args[option] not in "NnLl")
             m, n = args[rows[turned]], args[cols[turned]]
             placed = known.get((char, place)) or _looked_up(grid, place, args[i], args[i + 3], self._dtype)
             if placed is None:
@@ -405,8 +407,10 @@ class DirectForm:
 def _sizes(words: str) -> tuple[tuple[str, str], tuple[str, str], str]:
     """Return the sizes that may be a matrix's rows, those that may be its columns, and the option that decides. Local.
 
-    The first ones are meant if that is "N" or "L".
+    The first ones are meant if that is "N" or "L"; "longer": the larger one of the rows.
     """
+    if words == "longer nrhs":
+        return ("m", "n"), ("nrhs", "nrhs"), "longer"
     if words in ("side", "order k"):
         return ("m", "n"), ("m", "n") if words == "side" else ("k", "k"), "side"
     first, other, option = (*words.split(), "", "")[:3]
@@ -448,5 +452,6 @@ def _places(a: Part, axis: int) -> tuple[int, NDArray[np.int64]]:
     return first, places[places < min(a[3], a[4])]
 
 
+_LONGER = -2
 _WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something
 _OPTIONS = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}

@@ -70,7 +70,7 @@ class ScalapackRoutine(PblasRoutine):
 
     def form(self, full: str, dtype: np.dtype) -> Callable[[Sequence[Any]], Any] | None:
         """Return what computes calls with legal arguments as direct calls; see ``PblasRoutine``. Local."""
-        if self.direct[0] not in FAMILIES or len(self.written) > 1:  # direct solves keep A
+        if self.direct[0] not in FAMILIES or self.name in ("gesv", "posv"):  # as direct calls these keep A
             return None
         direct, names = DirectForm(self, full, dtype), self.names
 
@@ -417,7 +417,7 @@ def routine(
     apart = (*_LEFT_OUT, *BESIDE, *outputs, "w", "s", "abstol", "orfac")
     return ScalapackRoutine(
         name, letters, f"{arguments} info", shapes, text, compute, "ScaLAPACK, {}",
-        (_REAL_NAMES.get(name, name), dict(zip("ab", shapes, strict=False)) | {"d": written[0]}, {}),
+        (_REAL_NAMES.get(name, name), dict(zip("ab", shapes, strict=False)) | {"d": written[-1]}, {}),
         trans=("NT", "NC") if adjoint else ("NTC", "NTC"), legal=_OPTIONS, written=written, meanings=meanings,
         sizes=tuple(each for each in _SIZES if each not in outputs),
         unread=tuple(each for each in names if each in apart),

@@ -678,8 +678,42 @@ def reflectors(comm):
                 _far(factors.apply(held(right, 1, 1)[0], "C"), q.conj().T @ right),
             )
             yield f"functions {letter}", first(*wrong)
+            yield from least_squares(held, rng, letter, op)
         yield "direct", (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan"
         pblas.gridexit(ictxt)
+
+
+def least_squares(held, rng, letter, op):
+    """Small systems of more or fewer equations than unknowns; A's factors; a column of zeros."""
+    gels = getattr(pblas, f"p{letter}gels")
+    for m, n in ((9, 5), (5, 9)):
+        whole, right = (
+            rng.standard_normal(shape).astype(letter.replace("z", "D")) for shape in ((m, n), (11, 6))
+        )
+        for trans in ("N", op):
+            (a, of_a), (x, of_x) = held(whole, 1, 1), held(right, 2, 3)
+            given = right[1 : 1 + (m if trans == "N" else n), 2:6]
+            factors, found, info = scipy.linalg.get_lapack_funcs("gels", (whole,))(
+                whole, np.pad(given, ((0, 9 - len(given)), (0, 0))), trans
+            )
+            wrong = None if (gels(trans, m, n, 4, *of_a, *of_x), info) == (0, 0) else "INFO"
+            rows = n if trans == "N" else m
+            yield (
+                f"least squares {m} {n} {trans}",
+                first(
+                    wrong,
+                    _far(a, factors),
+                    _far(x[1 : 1 + rows, 2:6], found[:rows]),
+                    _far(x[:1, :], right[:1]),
+                ),
+            )
+    whole = whole.T.copy()
+    whole[:, 2] = 0
+    (_, of_a), (x, of_x) = held(whole, 1, 1), held(right, 2, 3)
+    yield (
+        "a column of zeros",
+        first(None if gels("N", 9, 5, 4, *of_a, *of_x) == 3 else "INFO", misplaced_view(x, right)),
+    )
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])

@@ -350,12 +350,16 @@ def test_reflectors(size, nodes):
         cases.char = str(rng.choice([*TYPES]))
         n, m = sorted(map(int, rng.integers(1, 24, 2)))
         x, letter = cases.values(m, n), cases.char in "FD"
-        names = ("geqrf", "ungqr", "unmqr") if letter else ("geqrf", "orgqr", "ormqr")
-        factor, form, apply = scipy.linalg.get_lapack_funcs(names, (x,))
+        names = ("geqrf", "ungqr", "unmqr", "gels") if letter else ("geqrf", "orgqr", "ormqr", "gels")
+        factor, form, apply, solve = scipy.linalg.get_lapack_funcs(names, (x,))
         reflectors, tau, *_ = factor(x)
         a = cases.spread(x)
         found = [cases.compute("geqrf", [a, None, None], a)]
         expected = [reflectors]
+        op, c = str(rng.choice(["N", "C" if letter else "T"])), cases.values(m, 3)
+        (a, d), (_, solution, _) = map(cases.spread, (x, c)), solve(x, c, op)
+        found.append(cases.compute("gels", [a, d, None], d, words=f"LL{op}NN"))
+        expected.append(solution)
         a = cases.spread(reflectors)
         descriptor, (_, j, *_, turned) = a[0].descriptor, a[1]
         if not turned:  # TAU belongs to columns of the matrix
@@ -365,7 +369,7 @@ def test_reflectors(size, nodes):
             block, source = (1, descriptor.block[1]), (0, descriptor.source[1])
             of = pb.MatrixDescriptor(row.shape, block, descriptor.grid, source, descriptor.dtype)
             beside = [(Spread(row, of), (0, j, nprow, n, False))]
-            side, op = str(rng.choice([*"LR"])), str(rng.choice(["N", "C" if letter else "T"]))
+            side = str(rng.choice([*"LR"]))
             c = cases.values(*(m, 5) if side == "L" else (5, m))
             d = cases.spread(c)
             found.append(cases.compute("ormqr", [a, d, None], d, beside, words=f"{side}L{op}NN"))

@@ -172,7 +172,7 @@ FAMILIES = {
         (
             *("getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
             *("getrf getri", "potrf potri", "trtri laset"),
-            *("geqrf", "orgqr", "ormqr"),
+            *("gels", "geqrf", "orgqr", "ormqr"),
         ),
         "lapack",
     ),
@@ -190,7 +190,7 @@ class Asked(NamedTuple):
             in "symmetric: norm 1"; or LAPACK's, which keep A and B: "potrf", "getrf", "geqrf", "getri", "potri",
             "trtri" and, for all types, "orgqr" make D of A, "posv", "gesv", "potrs", "getrs", "trtrs" and "ormqr" of A
             and B, and "getrf getri" and "potrf potri" are two of them in turn. "potrf potri" and "trtri laset" write
-            all of the inverse.
+            all of the inverse, and "gels", which makes D of A and B, also A's factors over A.
         a, b, c, d: sub-matrices, vectors as columns; None for those that are absent. With ``beta == 0`` C is not read.
         new: D is a new matrix: where it is not computed, it gets the values of C.
         side, uplo, op_a, op_b, diag: as in PBLAS.

@@ -39,7 +39,7 @@ _POINTERS = {  # of functions that Python calls
 }  # fmt: skip
 _LAPACK = {
     "potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "laswp",
-    "geqrf", "orgqr", "ungqr", "ormqr", "unmqr", "geqrt", "geqrt3", "larft", "gemqrt",
+    "gels", "geqrf", "orgqr", "ungqr", "ormqr", "unmqr", "geqrt", "geqrt3", "larft", "gemqrt",
 }  # fmt: skip
 
 
