@@ -385,10 +385,15 @@ int compute_everywhere(call *c)
     return OK;
 }
 
-void part_copy(const part *p, char *memory, int back)
+void part_copy(const part *p, char *memory, int back, int half, int64_t diagonal)
 {
-    call c = {.memory = memory};
+    call c = {.memory = memory, .item = p->of->item};
     view x = view_of(p, 0, 0);
+    if (half) {
+        int64_t rows = x.rows.extent;
+        copy_triangle(&c, tile_at(memory, rows ? rows : 1, 1, c.item), &x, half == 'L', diagonal, back);
+        return;
+    }
     slabs s = {.rows = span_all(x.rows.extent), .cols = span_all(x.cols.extent), .by_columns = 1, .item = p->of->item};
     if (x.active)
         spread(&c, &s, &x, back, every);

@@ -225,8 +225,9 @@ int call_go_on(call *c);
 uint64_t mixed(uint64_t h, uint64_t word);
 uint64_t mixed_beside(const call *c, uint64_t h);
 
-/* Copy what this rank has of a part into a slab that is all of it, in Fortran order, or ``back``. */
-void part_copy(const part *p, char *slab, int back);
+/* Copy what this rank has of a part into a slab that is all of it, in Fortran order, or ``back``: with ``half``, 'L' or
+ * 'U', only what is on that side of a diagonal, which is included. */
+void part_copy(const part *p, char *slab, int back, int half, int64_t diagonal);
 
 /* -- for routines */
 
@@ -301,9 +302,9 @@ int await_flag(const call *c, int i); /* OK or BROKEN */
 int has_tiles(const view *x);
 void staircase(call *c, const view *x, int is_lower, visit *see);
 
-/* Copy the part of a triangle that this rank has: into ``whole``, which is all of the matrix, or ``back``. A ``strict`` one
- * has no diagonal. */
-void copy_triangle(const call *c, tile whole, const view *x, int is_lower, int is_strict, int back);
+/* Copy the part of a triangle that this rank has: into ``whole``, which is all of the matrix, or ``back``. It ends at a
+ * diagonal, 0 for the main one, positive above it. */
+void copy_triangle(const call *c, tile whole, const view *x, int is_lower, int64_t diagonal, int back);
 void take_triangle(const call *c, tile whole, const view *to, int is_lower); /* outside a new D is zero */
 void fill_triangle(const call *c, tile t, int64_t n, int is_lower, double value);
 int is_nan(const call *c, tile t, int64_t i, int64_t j);

@@ -45,7 +45,7 @@ static int64_t clipped(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-void copy_triangle(const call *c, tile whole, const view *x, int is_lower, int is_strict, int back)
+void copy_triangle(const call *c, tile whole, const view *x, int is_lower, int64_t diagonal, int back)
 {
     if (!x->active)
         return;
@@ -55,8 +55,8 @@ void copy_triangle(const call *c, tile whole, const view *x, int is_lower, int i
         for (int64_t j = col.start; j < col.stop; j++) {
             blocks row = blocks_of(&x->rows, x->row);
             while (blocks_next(&row)) {
-                int64_t i = is_lower ? clipped(j + is_strict, row.start, row.stop) : row.start;
-                int64_t i1 = is_lower ? row.stop : clipped(j + 1 - is_strict, row.start, row.stop);
+                int64_t i = is_lower ? clipped(j - diagonal, row.start, row.stop) : row.start;
+                int64_t i1 = is_lower ? row.stop : clipped(j + 1 - diagonal, row.start, row.stop);
                 tile of = tile_from(whole, i, j), to = tile_from(local, row.place + i - row.start, col.place + j - col.start);
                 tile_copy(back ? to : of, back ? of : to, i1 - i, 1, c->item);
             }
@@ -67,7 +67,8 @@ void take_triangle(const call *c, tile whole, const view *to, int is_lower)
 {
     if (c->is_new && to->active)
         tile_fill(tile_of(to), to->m, to->n, c->item);
-    copy_triangle(c, whole, to, is_lower, c->diag == 'U', 1);
+    int64_t inward = c->diag == 'U';
+    copy_triangle(c, whole, to, is_lower, is_lower ? -inward : inward, 1);
 }
 
 /* -- LAPACK */

@@ -71,8 +71,7 @@ class Move:
 
     def write(self, core: Core, memory: Array) -> None:
         """Write what this rank has into the slab."""
-        if self._moved.a is not None:
-            _copy(core, self._moved.a, memory, back=False)
+        self._copy(core, self._moved.a, memory, back=False)
 
     def fits(self, told: Sequence[Sequence[float]]) -> bool:
         """Return whether what the ranks say of both matrices fits together: the same on every rank."""
@@ -80,22 +79,16 @@ class Move:
 
     def read(self, core: Core, memory: Array) -> None:
         """Write what is in the slab into this rank's part."""
-        b, part = self._moved.b, self._moved.part
-        if b is None:
-            return
+        self._copy(core, self._moved.b, memory, back=True)
+
+    def _copy(self, core: Core, part: Part | None, memory: Array, *, back: bool) -> None:
         if part is None:
-            _copy(core, b, memory, back=True)
             return
-        to = SubMatrix(b)
-        if to.active:
-            rows, cols = to.rows.indices(to.row), to.cols.indices(to.col)
-            slab: Array = np.ndarray(self._moved.shape, b[0].pattern.dtype, memory, order="F")
-            copy_part(to.local(), slab[np.ix_(rows, cols)], part, rows, cols)
-
-
-def _copy(core: Core, part: Part, memory: Array, *, back: bool) -> None:
-    packed = np.frombuffer(_PART.pack(*part), np.int64)
-    core.part_copy(ctypes.c_void_p(host_address(packed)), ctypes.c_void_p(host_address(memory)), int(back))
+        half = self._moved.part
+        uplo, diagonal = (0, 0) if half is None else (ord(half.uplo), half.diagonal)
+        packed = np.frombuffer(_PART.pack(*part), np.int64)
+        places = map(ctypes.c_void_p, (host_address(packed), host_address(memory)))
+        core.part_copy(*places, int(back), uplo, ctypes.c_int64(diagonal))
 
 
 class MatrixReducer:
