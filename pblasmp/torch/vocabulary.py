@@ -263,7 +263,7 @@ def _fault_of_loss(
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
         return "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
     integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
-    if target.shape != logits.shape[:-1] or not integers:
+    if not logits.ndim or target.shape != logits.shape[:-1] or not integers:
         return (
             f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
             f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
@@ -376,7 +376,7 @@ def _losses(
         largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
         block = values.new_full((1,), width)
         reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
-        largest, first = reduced[:-1].reshape(target.shape), reduced[-1:].long() * ctx.rank
+        largest, first = reduced[:-1].reshape(target.shape), reduced[-1].long() * ctx.rank
         here = (target >= first) & (target < first + width)
         chosen = torch.zeros_like(largest)
         if width:
@@ -398,7 +398,7 @@ def _losses(
         if smoothing:
             share, spread = _spread(weight, total[-1], smoothing, losses.dtype)
             losses = (1 - smoothing) * losses + spread * logarithm - share * rest[0]
-        return torch.where(target == ignore, 0, losses), logarithm, torch.cat([first, total[-1:].long()])
+        return torch.where(target == ignore, 0, losses), logarithm, torch.stack([first, total[-1].long()])
 
 
 def _factors(weight: Tensor, target: Tensor, ignore: int, dtype: torch.dtype) -> Tensor:

@@ -181,6 +181,13 @@ def cross_entropy(ctx: pb.Context) -> None:
             expected.sum().backward()
             loss.sum().backward()
             compare("gradient", mine.grad, whole.grad[..., own(vocabulary, ctx)], 1e-12)
+        token, of_rank = whole.detach()[0, 0].requires_grad_(), mine.detach()[0, 0].requires_grad_()
+        expected = nn.functional.cross_entropy(token, target[0, 0])
+        loss = pt.vocab_parallel_cross_entropy(of_rank, target[0, 0], ctx)
+        expected.backward()
+        loss.backward()
+        compare("one token", loss, expected, 1e-12)
+        compare("its gradient", of_rank.grad, token.grad[own(vocabulary, ctx)], 1e-12)
         with pytest.raises(pb.ArgumentError, match=f"target: from .* to 99, expected 0 to {vocabulary - 1}"):
             pt.vocab_parallel_cross_entropy(mine, target, ctx)
     half = mine.detach().bfloat16()
@@ -189,6 +196,8 @@ def cross_entropy(ctx: pb.Context) -> None:
         pb.ArgumentError, match=r"target: .* of shape \(5,\), expected integers of shape \(5, 2\)"
     ):
         pt.vocab_parallel_cross_entropy(mine, target[:, 0], ctx)
+    with pytest.raises(pb.ArgumentError, match=r"target: .* of shape \(\), expected integers"):
+        pt.vocab_parallel_cross_entropy(mine[0, 0, :1].sum(), target[0, 0], ctx)
     with pytest.raises(pb.ArgumentError, match="reduction: expected 'mean', 'sum' or 'none', got 'max'"):
         pt.vocab_parallel_cross_entropy(mine, target, ctx, reduction="max")  # type: ignore[arg-type]
 
