@@ -44,7 +44,8 @@ def _faults(module: Any, kind: type[torch.nn.Module]) -> Iterator[str]:
     expected = {"weight", "bias"} if kind is torch.nn.Linear else {"weight"}
     held = {name for name, value in module._parameters.items() if value is not None}
     children = [name for name, child in module._modules.items() if child is not None]
-    computed = sorted(name for name in expected if name not in module._parameters)
+    given = module._parameters
+    computed = sorted(x for x in expected if x not in given or getattr(module, x) is not given[x])
     if computed:
         others = sorted(held - expected)
         found = f" from {', '.join(others)}" if others else ""
@@ -61,7 +62,7 @@ def _faults(module: Any, kind: type[torch.nn.Module]) -> Iterator[str]:
             f"the children {', '.join(children)} would be lost: merge them into weight before, or keep them in a "
             "module around the layer"
         )
-    own = [(name, module._parameters[name]) for name in sorted(held & expected)]
+    own = [(name, given[name]) for name in sorted(held & expected)]
     for name, parameter in own:
         if type(parameter) is not torch.nn.Parameter:
             lazy = torch.nn.parameter.is_lazy(parameter)

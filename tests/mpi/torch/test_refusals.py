@@ -196,6 +196,14 @@ def with_buffer(layer: nn.Module) -> nn.Module:
     return layer
 
 
+class Scaled(nn.Linear):
+    """Its weight is what it holds, scaled."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return value * 2 if name == "weight" else value
+
+
 def called(layer: Any, method: str) -> nn.Module:
     getattr(layer, method)(lambda *_: None)
     return layer
@@ -235,6 +243,7 @@ ALWAYS = {
     "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "weight is computed from weight_orig"),
     "pruned": (lambda: prune.l1_unstructured(nn.Linear(8, 8), "weight", 0.5), "weight is computed from weight_orig"),
     "a pruned bias": (lambda: prune.random_unstructured(nn.Linear(8, 8), "bias", 1), "bias is computed from bias_orig"),
+    "a weight by a property": (lambda: Scaled(8, 8), "weight is computed"),
     "an adapter": (lambda: Adapted(8, 8), "the children adapter would be lost"),
     "a parameter": (lambda: with_parameter(nn.Linear(8, 8)), "the parameters scale would be lost"),
     "lazy": (lambda: nn.LazyLinear(8), "weight is a UninitializedParameter"),
