@@ -338,7 +338,8 @@ class SideChannel:
     def error(self) -> ClosedError:
         """Return the error to raise, which every use of a broken context gets."""
         self.raised = True
-        return ClosedError(f"this context is broken, no collective call is possible any more: {self.cause}")
+        cause = self.cause or "it was closed in this call"
+        return ClosedError(f"this context is broken, no collective call is possible any more: {cause}")
 
     def check(self) -> None:
         """Look for notes; raise ClosedError if the context is broken."""

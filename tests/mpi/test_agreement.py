@@ -671,6 +671,8 @@ def interrupted_while_it_checks(comm):
             yield name, None if f"rank 1 left {name} with KeyboardInterrupt" in text or here else text
             with pytest.raises(pb.ClosedError, match="is broken"):
                 ctx.zeros((2, 2))
+    with pb.Context(comm, engine="host") as ctx, pytest.raises(pb.ClosedError, match="closed in this call"):
+        ctx.from_function(lambda i, j: (ctx.close(), i + j)[1], (4, 4))
 
 
 def descriptors(comm):
