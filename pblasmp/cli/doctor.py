@@ -17,7 +17,7 @@ from ..costs.machines import load_machine
 from ..costs.speeds import measure_speed
 from ..engines.choose import EngineName
 from ..engines.gpu.session import session_of
-from ..errors import PblasmpError
+from ..errors import PblasmpError, counted
 from ..info import collect
 from ..launchers import surroundings
 from ..layout import Grid, MatmulProblem
@@ -158,7 +158,9 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
                 found = wrong_runs(ctx, trial, noise, runs)
                 calls += not isinstance(found, str)
                 if found and not isinstance(found, str):
-                    wrong[trial.name] = f"{found} of {runs} runs are wrong while other work runs beside them"
+                    wrong[trial.name] = (
+                        f"wrong in {found} of {counted(runs, 'run')} while other work runs beside them"
+                    )
         reporter.step("copies and local products")
         size, speed = measure_speed(ctx.engine, ctx.comm)
         return {
@@ -231,7 +233,7 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         )
         noise = found["noise"]
         if noise["calls"]:
-            repeated = f"{noise['calls']} calls repeated {noise['runs']} times"
+            repeated = f"{noise['calls']} calls, each made {counted(noise['runs'], 'time')}"
             click.echo(f"{'noise':<12} {repeated} while other work runs, with late ranks")
         for name, unit in (("copy", "GB/s"), ("gemm", "GFLOP/s")):
             beside = f", expected {found['expected'][name] / 1e9:.1f}" if "expected" in found else ""

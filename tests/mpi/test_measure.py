@@ -187,7 +187,7 @@ def test_what_doctor_prints(capsys):
         ]  # fmt: skip
         assert "windows      none: sockets" in lines
         assert "binding      the ranks of a node may run on 2 cores" in lines
-        assert "noise        3 calls repeated 5 times while other work runs, with late ranks" in lines
+        assert "noise        3 calls, each made 5 times while other work runs, with late ranks" in lines
 
 
 def test_ranks_that_do_not_find_each_other_are_a_fault(monkeypatch, capsys):

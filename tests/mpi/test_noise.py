@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.cli import doctor
 from pblasmp.noise import Noise, Trial, trials, wrong_runs
 from tests.helpers.mpi import run_mpi
 
@@ -55,6 +57,28 @@ def what_is_found(comm):
             wrong_runs(ctx, Trial("refused", partial(refused, ctx)), noise, 2),
             wrong_runs(ctx, Trial("right", lambda value: np.full(2, value)), None, 2),
         ]
+
+
+def what_doctor_finds(comm):
+    def few(ctx, n):
+        yield Trial("late", lambda value: np.full(3, value + (comm.rank == 1)))
+        yield Trial("refused", partial(refused, ctx))
+        yield Trial("right", lambda value: np.full(2, value))
+
+    facts = {"MPI library": {}, "mpirun": {}}
+    with mock.patch.object(doctor, "trials", few), mock.patch.object(doctor, "collect", return_value=facts):
+        found = doctor.diagnose(None, "host", None, 1)
+        doctor.print_diagnosis(found)
+    return found["faults"] if comm.rank == 0 else found["wrong"]
+
+
+def test_what_doctor_finds():
+    faults, wrong = run_mpi(what_doctor_finds, 2)
+    assert wrong == {"late": "wrong in 1 of 1 run while other work runs beside them"}
+    assert [
+        "late: wrong in 1 of 1 run while other work runs beside them",
+        "report this with the output",
+    ] in faults
 
 
 def test_what_is_found():
