@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each routine on one node, on two and on four, compared with Debian's ScaLAPACK: ``python benchmarks/nodes.py``.
 
-The nodes are made of one machine: MPICH sends messages between them over sockets (MPIR_CVAR_NUM_CLIQUES), and pblasmp
-takes them for nodes (PBLASMP_RANKS_PER_NODE). Both contenders run in the same processes, in turns, on the same arrays.
-Of times the ratio within a round counts: sockets of one machine say nothing of a network. Debian's ScaLAPACK waits for
-ever in some calls there: after ``--limit`` seconds the case is repeated without it, and the row says so.
+The nodes are made of one machine: MPICH takes UCX between them (MPIR_CVAR_NUM_CLIQUES), and pblasmp takes them for
+nodes (PBLASMP_RANKS_PER_NODE). Both contenders run in the same processes, in turns, on the same arrays. Of times the
+ratio within a round counts: UCX on one machine says nothing of a network. Debian's ScaLAPACK waits for ever in some
+calls there: after ``--limit`` seconds the case is repeated without it, and the row says so.
 """
 
 from __future__ import annotations
