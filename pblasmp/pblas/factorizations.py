@@ -181,22 +181,6 @@ def _with_info(place: Any, info: Any) -> Any:
     return info
 
 
-def _potrf(call: FactorCall) -> None:
-    cholesky(call.a, call.lower, out=call.a)
-
-
-def _potrs(call: FactorCall) -> None:
-    cho_solve((call.a, call.lower), call.b, out=call.b)
-
-
-def _posv(call: FactorCall) -> None:
-    solve_keeping(call.a, call.b, call.a, lower=call.lower, out=call.b)
-
-
-def _potri(call: FactorCall) -> None:
-    inverse_of(call.a, None, "pos", lower=call.lower, out=call.a)
-
-
 def _getrf(call: FactorCall) -> None:
     _, pivots, info = lu_with_info(call.a, out=call.a)
     _give_pivots(call, pivots)
@@ -204,27 +188,14 @@ def _getrf(call: FactorCall) -> None:
         raise FactorizationError.at(info - 1, "U has a zero on its diagonal")
 
 
-def _getrs(call: FactorCall) -> None:
-    lu_solve((call.a, _take_pivots(call)), call.b, call["trans"], out=call.b)
-
-
 def _gesv(call: FactorCall) -> None:
     _getrf(call)
     lu_solve((call.a, _take_pivots(call)), call.b, out=call.b)
 
 
-def _getri(call: FactorCall) -> None:
-    pivots = _take_pivots(call)
-    inverse_of(call.a, pivots, out=call.a)
-
-
 def _trtri(call: FactorCall) -> None:
     kind: Assume = "lower triangular" if call.lower else "upper triangular"
     inverse_of(call.a, None, kind, unit_diagonal=call.unit, out=call.a)
-
-
-def _trtrs(call: FactorCall) -> None:
-    solve_triangular(call.a, call.b, call["trans"], call.lower, call.unit, out=call.b)
 
 
 def _geqrf(call: FactorCall) -> None:
@@ -247,10 +218,6 @@ def _ormqr(call: FactorCall) -> None:
     reflectors, tau = _reflectors(call)
     c, op = call.matrices["c"], "N" if call["trans"] == "N" else "C"
     apply_q(reflectors, tau, c, op, call["side"], out=c)
-
-
-def _gels(call: FactorCall) -> None:
-    lstsq_in_place(call.a, call.b, call["trans"])
 
 
 def _eigenvalues(call: FactorCall) -> None:
@@ -396,7 +363,8 @@ _BESIDE = {"a": "n n", "b": "n nrhs"}
 
 def routine(
     name: str, arguments: str, shapes: dict[str, str], written: str | tuple[str, ...],
-    compute: Callable[[FactorCall], None], text: str, fault: str = "", letters: str = "sdcz", *, adjoint: bool = False,
+    compute: Callable[[FactorCall], object], text: str, fault: str = "", letters: str = "sdcz", *,
+    adjoint: bool = False,
 ) -> ScalapackRoutine:  # fmt: skip
     """Return a routine as ScaLAPACK has it. Local.
 
@@ -428,20 +396,22 @@ def routine(
 
 _ROWS = (
     routine(
-        "potrf", "uplo n A", _SQUARE, "a", _potrf, "Replace a triangle of sub(A) by its Cholesky factor",
-        _MINOR,
+        "potrf", "uplo n A", _SQUARE, "a",
+        lambda call: cholesky(call.a, call.lower, out=call.a),
+        "Replace a triangle of sub(A) by its Cholesky factor", _MINOR,
     ),
     routine(
-        "potrs", "uplo n nrhs A B", _BESIDE, "b", _potrs,
+        "potrs", "uplo n nrhs A B", _BESIDE, "b", lambda call: cho_solve((call.a, call.lower), call.b, out=call.b),
         "Replace sub(B) by the solution of sub(A) X = sub(B), with sub(A) as potrf has left it",
     ),
     routine(
-        "posv", "uplo n nrhs A B", _BESIDE, "ab", _posv,
+        "posv", "uplo n nrhs A B", _BESIDE, "ab",
+        lambda call: solve_keeping(call.a, call.b, call.a, lower=call.lower, out=call.b),
         "Replace a triangle of sub(A) by its Cholesky factor, and sub(B) by the solution of sub(A) X = sub(B)",
         _MINOR,
     ),
     routine(
-        "potri", "uplo n A", _SQUARE, "a", _potri,
+        "potri", "uplo n A", _SQUARE, "a", lambda call: inverse_of(call.a, None, "pos", lower=call.lower, out=call.a),
         "Replace a triangle of sub(A), as potrf has left it, by that of the inverse", _ZERO,
     ),
     routine(
@@ -449,7 +419,8 @@ _ROWS = (
         _ZERO,
     ),
     routine(
-        "getrs", "trans n nrhs A ipiv B", _BESIDE, "b", _getrs,
+        "getrs", "trans n nrhs A ipiv B", _BESIDE, "b",
+        lambda call: lu_solve((call.a, _take_pivots(call)), call.b, call["trans"], out=call.b),
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B), with sub(A) as getrf has left it",
     ),
     routine(
@@ -458,7 +429,8 @@ _ROWS = (
         _ZERO,
     ),
     routine(
-        "getri", "n A ipiv work lwork iwork liwork", _SQUARE, "a", _getri,
+        "getri", "n A ipiv work lwork iwork liwork", _SQUARE, "a",
+        lambda call: inverse_of(call.a, _take_pivots(call), out=call.a),
         "Replace sub(A), as getrf has left it, by the inverse",
         _ZERO,
     ),
@@ -467,7 +439,8 @@ _ROWS = (
         _ZERO,
     ),
     routine(
-        "trtrs", "uplo trans diag n nrhs A B", _BESIDE, "b", _trtrs,
+        "trtrs", "uplo trans diag n nrhs A B", _BESIDE, "b",
+        lambda call: solve_triangular(call.a, call.b, call["trans"], call.lower, call.unit, out=call.b),
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) for a triangular sub(A)",
         _ZERO,
     ),
@@ -475,7 +448,8 @@ _ROWS = (
         "geqrf", "m n A tau work lwork", {"a": "m n"}, "a", _geqrf, "Replace sub(A) by R and the reflectors of Q",
     ),
     routine(
-        "gels", "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab", _gels,
+        "gels", "trans m n nrhs A B work lwork", {"a": "m n", "b": "longer nrhs"}, "ab",
+        lambda call: lstsq_in_place(call.a, call.b, call["trans"]),
         "Replace sub(B) by the solution of op(sub(A)) X = sub(B) in the sense of least squares, or the least solution",
         f"{_ZERO}; that an element is zero up to rounding is no fault here, but is one for ``pblasmp.linalg.lstsq``",
         adjoint=True,
