@@ -8,6 +8,9 @@ import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import ArgumentError, short_repr
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -160,3 +163,24 @@ def as_routine(function: Function, name: str, signature: inspect.Signature, text
     function.__doc__ = text
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def takes_number(value: Any) -> bool:
+    """Return whether a number can be written to an argument, or is only returned: None. Local."""
+    return value is None or (isinstance(value, np.ndarray) and value.size == 1 and value.flags.writeable)
+
+
+def number_place(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
+    """Return the array to which a number is written; None if it is only returned. Local."""
+    if takes_number(value):
+        place: NDArray[Any] | None = value
+        return place
+    faults.add(name, f"expected a writeable NumPy array of one element, or None, got {short_repr(value)}")
+    return None
+
+
+def give(place: Any, number: Any) -> Any:
+    """Return a number, written to an argument that may be None. Local."""
+    if place is not None:
+        place[...] = number
+    return number

@@ -20,11 +20,11 @@ from ..errors import ArgumentError, RankMismatchError
 from ..layout import MatrixDescriptor, Trapezoid
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.reading import number
-from .arguments import Faults
+from .arguments import Faults, give, takes_number
 from .direct import part_of
 from .grids import PATIENCE, ProcessGrid, exchanged, of_number, peers
 from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
-from .routine_functions import PblasFunction, PblasRoutine, Values, functions_of, names_of, takes_number
+from .routine_functions import PblasFunction, PblasRoutine, Values, functions_of, names_of
 
 _KINDS = {"M": "max", "1": 1, "O": 1, "I": "inf", "F": "fro", "E": "fro"}
 _WORDS = {
@@ -299,8 +299,7 @@ def _scaled(piece: OwnElements | None, kind: str, cfrom: float, cto: float, info
         with np.errstate(all="ignore"):
             for factor in _factors(dtype, cfrom, cto):
                 scaled(piece, _trapezoid(kind), dtype.type(0).real.dtype.type(factor))
-    if info is not None:
-        info[...] = 0
+    give(info, 0)
     return 0
 
 
@@ -336,14 +335,14 @@ def _is_of_some(given: Values, _: ProcessGrid) -> bool | None:
 def _elget(values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
     a, scope = matrices["a"], values["scope"]
     if scope == "A":
-        return _written(values["alpha"], a.allgather()[0, 0])
+        return give(values["alpha"], a.allgather()[0, 0])
     d, ctx = a.descriptor, a.context
     ctx.engine.synchronize()
     mine = a.on_host()[0, 0] if a.local.size else a.dtype.type(0)
     grid = of_number(values["a"].desc[1])
     assert grid is not None
     owner, place = (d.rows.owner(0), d.cols.owner(0)), (values["a"].i, values["a"].j)
-    return _written(values["alpha"], _sent(grid, scope, owner, place, mine))
+    return give(values["alpha"], _sent(grid, scope, owner, place, mine))
 
 
 def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
@@ -357,22 +356,15 @@ def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
     grid, part = found
     if scope == "A" and grid.grid.size > 1:
         told = _told(full, "all: element", grid, part)
-        return told if told is None or told is False else _written(alpha, _number(dtype, told))
+        return told if told is None or told is False else give(alpha, _number(dtype, told))
     process, place = element_place(part)
     mine = part[0].array[place] if process == grid.info[2:] else dtype.type(0)
-    return _written(alpha, _sent(grid, scope, process, (_index(i), _index(j)), mine))
+    return give(alpha, _sent(grid, scope, process, (_index(i), _index(j)), mine))
 
 
 def _index(i: Any) -> Any:
     """Return an index of ``indxl2g``'s arrays as an int, others as they are. Local."""
     return int(i) if isinstance(i, np.integer) else i
-
-
-def _written(alpha: Any, number: Any) -> Any:
-    """Return a number, written to an argument that may be None. Local."""
-    if alpha is not None:
-        alpha[...] = number
-    return number
 
 
 def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], place: tuple[int, int], mine: Any) -> Any:

@@ -20,7 +20,7 @@ from ..layout.routines import WORDS
 from ..resources import rank_share
 from ..runtime.reading import number
 from ..scalapack import column_major_view
-from .arguments import Faults
+from .arguments import Faults, give, takes_number
 from .grids import ProcessGrid, of_number
 from .operands import PblasOperand, entries
 
@@ -164,11 +164,6 @@ def _in_column(asked: Asked) -> bool:
     return in_first_column(asked.a) or (asked.b is not None and in_first_column(asked.b))
 
 
-def _holds_a_number(given: Any) -> bool:
-    """Return whether a number can be written to an argument. Local."""
-    return type(given) is np.ndarray and given.size == 1 and given.flags.writeable
-
-
 class DirectForm:
     """A routine of PBLAS for one type as a direct call. Making one is local.
 
@@ -270,7 +265,7 @@ class DirectForm:
         Calls of one key are equally legal. None if there is something to say about the arguments.
         """
         for i in self._numbers:
-            if args[i] is not None and not _holds_a_number(args[i]):
+            if not takes_number(args[i]):
                 return None
         plain = self._plain(args)
         key = [self, plain, *map(type, plain)]
@@ -364,21 +359,14 @@ class DirectForm:
         """
         number: Any = vector_calls.typed(self._dtype, self._routine, found)
         if len(self._numbers) == 1:
-            return self._written(args, self._numbers[0], number if known.in_column else type(number)(0))
+            return give(args[self._numbers[0]], number if known.in_column else type(number)(0))
         number, index = number
         _, i, j, _, _, is_row = known.asked.a
         index += (j if is_row else i) + 1
         if not known.in_column:
             number, index = type(number)(0), 0
         value, place = self._numbers
-        return self._written(args, value, number), self._written(args, place, index)
-
-    @staticmethod
-    def _written(args: Sequence[Any], at: int, number: Any) -> Any:
-        """Return a number, written to an argument that may be None. Local."""
-        if args[at] is not None:
-            args[at][...] = number
-        return number
+        return give(args[value], number), give(args[place], index)
 
     def _parts(
         self, grid: ProcessGrid, args: Sequence[Any], places: Sequence[Place]

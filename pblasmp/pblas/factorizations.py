@@ -23,11 +23,11 @@ from ..linalg.least_squares import lstsq_in_place
 from ..linalg.orthogonal import apply_q, form_q
 from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix.distributed import DistributedMatrix
-from .arguments import Faults
+from .arguments import Faults, give, number_place, takes_number
 from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand
-from .routine_functions import PblasRoutine, Values, names_of, number_place, takes_number
+from .routine_functions import PblasRoutine, Values, names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class ScalapackRoutine(PblasRoutine):
                 len(names) > direct.count + 1 and self.asks(dict(zip(names, args, strict=True)))
             ):
                 return None
-            return _with_info(args[-1], direct.run(args[: direct.count]))
+            info = direct.run(args[: direct.count])
+            return info if info is None or info is False else give(args[-1], info)
 
         return run
 
@@ -92,7 +93,7 @@ class ScalapackRoutine(PblasRoutine):
         for name in _WORKS:
             if given.get(name) is not None:
                 given[name][:1] = 1
-        return int(_with_info(given["info"], 0))
+        return int(give(given["info"], 0))
 
     def changes_nothing(self, values: Values) -> bool:  # noqa: ARG002
         """Return False: ``compute`` looks at the matrices. Local."""
@@ -171,14 +172,7 @@ class ScalapackRoutine(PblasRoutine):
                     FactorizationError
                 ) as error:  # every rank's: it ends the call, it does not break the context
                     info = error.index + 1
-        return int(_with_info(values["info"], info))
-
-
-def _with_info(place: Any, info: Any) -> Any:
-    """Return INFO, written to an argument that may be None; None and False as they are. Local."""
-    if place is not None and info is not None and info is not False:
-        place[...] = info
-    return info
+        return int(give(values["info"], info))
 
 
 def _getrf(call: FactorCall) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..blas import level3
 from ..comm import agree_after
@@ -23,7 +22,7 @@ from ..layout.routines import GEMM, Routine
 from ..layout.routines import ROUTINES as LEVEL3
 from ..matrix.distributed import DistributedMatrix
 from ..matrix.products import matmul
-from .arguments import Faults, as_routine, bound, signature_of
+from .arguments import Faults, as_routine, bound, number_place, signature_of
 from .direct import DirectForm
 from .grids import ProcessGrid
 from .operands import PblasOperand, check_grid, check_sharing, entries, one_grid_of, staged
@@ -372,20 +371,6 @@ def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, va
             faults.add(f"inc{name}", f"expected 1 (a column), or M_ (a row), here {rows}, got {increment}")
     shape, beyond = routine.shape(name, values), routine.beyond(name, values)
     return PblasOperand(name, given[name], i, j, desc, shape, beyond)
-
-
-def takes_number(value: Any) -> bool:
-    """Return whether a number can be written to an argument, or is only returned: None. Local."""
-    return value is None or (isinstance(value, np.ndarray) and value.size == 1 and value.flags.writeable)
-
-
-def number_place(faults: Faults, name: str, value: Any) -> NDArray[Any] | None:
-    """Return the array to which a number is written; None if it is only returned. Local."""
-    if takes_number(value):
-        place: NDArray[Any] | None = value
-        return place
-    faults.add(name, f"expected a writeable NumPy array of one element, or None, got {short_repr(value)}")
-    return None
 
 
 def _fact(value: Any) -> Any:
