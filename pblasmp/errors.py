@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 from numpy.linalg import LinAlgError
@@ -92,6 +93,15 @@ def faults_text(where: str, faults: Sequence[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``. Local."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0, 2-5`` of 0, 2, 3, 4, 5. Local."""
+    # In a run of neighbors a rank's distance from its place in the list stays the same.
+    apart = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
+    runs = [[rank for _, rank in run] for _, run in apart]
+    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {names}"
 
 
 def not_two(ndim: int, array: str = "array") -> str:

@@ -20,6 +20,7 @@ from .. import __version__
 from ..comm import Communicator, interfaces, machines_of, unlike_interfaces, wrap
 from ..comm.locations import Location
 from ..engines.gpu.runtime.device import VISIBLE, gpus_of_machine, visible_gpus
+from ..errors import ranks_text
 from ..resources import available_bytes, memory_bytes
 from .reports import Reporter
 
@@ -153,14 +154,6 @@ def _nodes(seats: Sequence[Seat]) -> list[Node]:
     return [[seats[rank] for rank in ranks] for ranks in machines_of(places)]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return "0-3, 8" of 0, 1, 2, 3, 8. Local."""
-    # In a run of neighbors a rank's distance from its place in the list stays the same.
-    apart = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
-    runs = [[rank for _, rank in run] for _, run in apart]
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
 def _gib(nbytes: int) -> str:
     return f"{nbytes / 2**30:.1f} GiB"
 
@@ -174,8 +167,7 @@ def lines_of_seats(seats: Sequence[Seat]) -> Iterator[str]:
     nodes = _nodes(seats)
     for node in nodes[:_MOST_LINES]:
         first, cores = node[0], {core for seat in node for core in seat.cores}
-        ranks = _ranks([seat.rank for seat in node])
-        parts = [f"ranks {ranks}" if len(node) > 1 else f"rank {ranks}", f"{len(cores)} cores"]
+        parts = [ranks_text([seat.rank for seat in node]), f"{len(cores)} cores"]
         each = {len(seat.cores) for seat in node}
         if len(node) > 1 and max(each) < len(cores):
             parts[-1] += f", {min(each)} each"
@@ -188,7 +180,7 @@ def lines_of_seats(seats: Sequence[Seat]) -> Iterator[str]:
         yield f"{first.host}: {', '.join(parts)}"
     if len(nodes) > _MOST_LINES:
         more = sorted(seat.rank for node in nodes[_MOST_LINES:] for seat in node)
-        yield f"and {len(nodes) - _MOST_LINES} nodes more, with ranks {_ranks(more)}"
+        yield f"and {len(nodes) - _MOST_LINES} nodes more, with {ranks_text(more)}"
 
 
 def faults_of_seats(seats: Sequence[Seat]) -> Iterator[tuple[str, str]]:

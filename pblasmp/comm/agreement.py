@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from ..errors import ClosedError, PblasmpError, RankMismatchError
+from ..errors import ClosedError, PblasmpError, RankMismatchError, ranks_text
 from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
@@ -629,7 +629,7 @@ def _combine(faults: list[BaseException | None]) -> BaseException:
             f"\n  on rank {rank}: {type(fault).__name__}: {fault}" for rank, fault in found[1:]
         )
     elif len(found) < len(faults):
-        where = f" (on {_ranks([rank for rank, _ in found])})"
+        where = f" (on {ranks_text([rank for rank, _ in found])})"
     else:
         where = ""
     if isinstance(first, OSError) and first.errno is not None:
@@ -650,16 +650,4 @@ def _by_rank(values: list[str]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)
-    return "".join(f"\n    {value} on {_ranks(ranks)}" for value, ranks in groups.items())
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Name ranks, consecutive ones as a range: "rank 3", "ranks 0, 2-5"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {names}"
+    return "".join(f"\n    {value} on {ranks_text(ranks)}" for value, ranks in groups.items())
