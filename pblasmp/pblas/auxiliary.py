@@ -16,7 +16,7 @@ import numpy as np
 from ..blas.level3 import geadd, tradd
 from ..dtypes import element_type
 from ..engines.direct import Asked, Part
-from ..errors import ArgumentError, RankMismatchError
+from ..errors import RankMismatchError
 from ..layout import MatrixDescriptor, Trapezoid
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.reading import number
@@ -216,7 +216,7 @@ def _copies_in_place(given: Values, grid: ProcessGrid) -> bool | None:
             if min(i, j, m, n) < 0 or i + m > whole.shape[0] or j + n > whole.shape[1]:
                 return None if min(m, n) else False
             parts.append(whole[i : i + m, j : j + n])
-    except (TypeError, ValueError, ArgumentError):
+    except Exception:  # noqa: BLE001 (a descriptor of any kind)
         return None
     return parts[0].same_places(parts[1])
 

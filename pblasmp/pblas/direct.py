@@ -136,7 +136,7 @@ def part_of(
             return None
         place = _place(array, desc)
         placed = grid.layouts.get((dtype.char, place)) or _looked_up(grid, place, array, desc, dtype)
-    except (TypeError, IndexError, KeyError):
+    except Exception:  # noqa: BLE001 (a descriptor of any kind)
         return None
     if placed is None or (written and not array.flags.writeable):
         return None
@@ -222,7 +222,7 @@ class DirectForm:
         """
         try:
             grid = of_number(args[self._first][1])
-        except (TypeError, IndexError, KeyError):
+        except Exception:  # noqa: BLE001 (a descriptor of any kind)
             return None
         if grid is None:
             return None
@@ -235,7 +235,7 @@ class DirectForm:
             return None
         try:
             known: _LegalCall | None = grid.calls.get(key)
-        except TypeError:  # what should be a number is none
+        except Exception:  # noqa: BLE001 (what should be a number is none: all ranks are told of it elsewhere)
             return None
         made_before = known is not None
         if known is None:
@@ -287,7 +287,7 @@ class DirectForm:
                 if written and not array.flags.writeable:
                     return None
                 key.append(_place(array, desc))
-        except TypeError:  # what should be a descriptor is none
+        except Exception:  # noqa: BLE001 (what should be a descriptor is none)
             return None
         return tuple(key)
 

@@ -198,7 +198,7 @@ def of_number(number: Any) -> ProcessGrid | None:
     """Return the grid that a context's number refers to, None if there is none. Local."""
     try:
         return _known.get(operator.index(number))
-    except TypeError:
+    except Exception:  # noqa: BLE001 (whatever it is, it is no number)
         return None
 
 

@@ -88,7 +88,7 @@ def _is_outside(desc: Any) -> bool:
     """Return whether this process is outside a matrix's grid. Local."""
     try:
         return bool(desc[1] == -1)
-    except (TypeError, IndexError, KeyError, ValueError):
+    except Exception:  # noqa: BLE001 (a descriptor of any kind)
         return False
 
 

@@ -151,7 +151,7 @@ def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
     """
     try:
         values = tuple(operator.index(value) for value in desc)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 (a descriptor of any kind)
         faults.add(name, f"expected nine integers, got {short_repr(desc)}")
         return ()
     if len(values) not in (9, 11):
@@ -219,7 +219,7 @@ def one_grid_of(
 def _context_of(desc: Any) -> Any:
     try:
         return desc[1]
-    except (TypeError, IndexError, KeyError):
+    except Exception:  # noqa: BLE001 (a descriptor of any kind)
         return None
 
 

@@ -176,6 +176,11 @@ def bad_input_on_one_rank(comm, directory):
             "save: no path",
             error(TypeError, ["path", "None", on], a.save, wrong(None, f"{directory}/x.npy")),
         )
+        square = ctx.eye((6, 6), block=2)
+        unhashable = type("Unhashable", (), {"__hash__": lambda _: 1 // 0})()
+        kinds = ZeroDivisionError, pb.ArgumentError
+        side = wrong(unhashable, "L")
+        yield "an option that raises", error(kinds, [on], pb.blas.trsm, square, square, side=side)
         yield "load: missing", error(FileNotFoundError, [on], ctx.load, f"{directory}/{comm.rank}.npy")
         yield "load: two ranks find two faults", error(
             (FileNotFoundError, pb.ArgumentError),

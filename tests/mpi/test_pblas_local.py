@@ -299,6 +299,15 @@ def illegal_copies(comm):
         pblas.gridexit(ictxt)
 
 
+class Raises:
+    """What raises an error of its own whatever it is asked, as a file's array does when the file is closed."""
+
+    def _raise(self, *_):
+        raise RuntimeError("closed")
+
+    __getitem__ = __iter__ = __len__ = __eq__ = __hash__ = __index__ = __float__ = _raise
+
+
 def illegal_here(comm):
     """A process whose arguments hide what others do is not left waiting, nor are they: of scopes and contexts, too."""
     bad = comm.rank == 1
@@ -323,6 +332,14 @@ def illegal_here(comm):
         unlike = pb.RankMismatchError, ["p?elget: the processes of a process row ask for [(1, 1), (1, 4)]"]
         apart = pb.RankMismatchError, ["blacs_barrier on rank 0", "eye on rank 1"]
         for name, (kind, words), call, args in (
+            ("a descriptor that raises", wrong, pblas.pdgeadd,
+             ("N", 2, 2, 1.0, array, 1, 1, Raises() if bad else desc, 0.0, y, 1, 1, desc)),
+            ("of a factorization", wrong, pblas.pdpotrf, ("L", 2, array, 1, 1, Raises() if bad else desc)),
+            ("of a move", wrong, pblas.pdgemr2d,
+             (2, 2, array, 1, 1, Raises() if bad else desc, y, 1, 1, desc, grids[1])),
+            ("a context that raises", wrong, pblas.pdgemr2d,
+             (2, 2, array, 1, 1, desc, y, 1, 1, desc, Raises() if bad else grids[1])),
+            ("an option that raises", wrong, pblas.pdpotrf, (Raises() if bad else "L", 2, array, 1, 1, desc)),
             ("scope", wrong, pblas.pdelget, ("q" if bad else "A", " ", None, array, 1, 1, desc)),
             ("copy", wrong, pblas.pdlacpy, ("A", 3, 3, array, 13 * bad + 1, 1, desc, y, 1, 3, desc)),
             ("a process outside", wrong, pblas.pdlange, ("F", 2, 2, array, 1, 1, outside if bad else desc, None)),
