@@ -802,6 +802,7 @@ def gpu_runs() -> str:
     for run in reversed(order):
         gpus = f"{run['gpus']} × {run['gpu']}"
         shared = f", {run['ranks']} ranks" if run["ranks"] != run["gpus"] else ""
+        shared += f", as {run['hosts']} hosts" if "hosts" in run else ""
         suites = "; ".join(f"{suite}: {outcome}" for suite, outcome in run["suites"].items())
         rows.append([run["cuBLASMp"], run["NCCL"], gpus + shared, suites, f"{run['date']}, {run['commit']}"])
     return table(["cuBLASMp", "NCCL", "GPUs", "what ran", "date, commit"], rows)

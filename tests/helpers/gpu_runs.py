@@ -17,6 +17,7 @@ from pblasmp.engines.gpu.runtime.nccl import nccl_version
 
 RUNS = Path(__file__).parents[1] / "gpu" / "runs.json"
 KEYS = ("date", "commit", "gpu", "gpus", "ranks", "cuBLASMp", "NCCL", "suites")
+HOSTS = "hosts"  # the key of how many there were, if several
 
 
 def facts(ctx: Any) -> dict[str, Any]:
@@ -24,8 +25,13 @@ def facts(ctx: Any) -> dict[str, Any]:
     import cupy
 
     git = ["git", "-C", str(RUNS.parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or "unknown"
+    commit = (
+        os.environ.get("PBLASMP_COMMIT")
+        or subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip()
+        or "unknown"
+    )
     places = ctx.comm.allgather((os.uname().nodename, ctx.engine.device.index))
+    hosts = len({host for host, _ in places})
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "commit": commit,
@@ -34,6 +40,7 @@ def facts(ctx: Any) -> dict[str, Any]:
         "ranks": ctx.size,
         "cuBLASMp": version_text(ctx.engine.version),
         "NCCL": version_text(nccl_version()),
+        **({HOSTS: hosts} if hosts > 1 else {}),
     }
 
 
@@ -56,7 +63,7 @@ def add(path: Path, run: Mapping[str, Any]) -> None:
     runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
     def place(each: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(each[key] for key in ("gpu", "gpus", "ranks", "cuBLASMp"))
+        return tuple(each.get(key) for key in ("gpu", "gpus", "ranks", "cuBLASMp", HOSTS))
 
     for each in runs:
         if place(each) == place(run):
@@ -68,7 +75,7 @@ def add(path: Path, run: Mapping[str, Any]) -> None:
 
 def check(run: Mapping[str, Any]) -> None:
     """Raise ValueError unless a run has every key and at least one suite."""
-    if set(run) != set(KEYS) or not run["suites"] or not 0 < run["gpus"] <= run["ranks"]:
+    if set(run) - {HOSTS} != set(KEYS) or not run["suites"] or not 0 < run["gpus"] <= run["ranks"]:
         raise ValueError(
             f"expected {', '.join(KEYS)}, with suites, and no more GPUs than ranks; got {dict(run)}"
         )
