@@ -146,7 +146,7 @@ typedef int phase(call *c);
 typedef void visit(call *c, const piece *p);
 /* What the BLAS computes on local operands, or on copies of all of them: d of m x n from x and y. */
 typedef void kernel(const call *c, int64_t m, int64_t n, operand x, operand y, operand d);
-typedef int wait(int64_t flag); /* returns 0 once it is up; else the call is broken */
+typedef int wait(int64_t flag); /* or for messages: returns 0 once it is up; else the call is broken */
 typedef void blas(void);
 
 struct call {
@@ -213,8 +213,8 @@ struct call {
     slabs *across[2];
     int64_t blocks;
     operand array;        /* what is factored in blocks */
-    int is_lower;
-    int64_t order, workers_here, blocks_together, failed, fault;
+    int is_lower, is_dealt; /* with rows dealt out to the ranks of all nodes, at this step */
+    int64_t order, workers_here, blocks_together, failed, fault, step;
 };
 
 size_t call_size(void);

@@ -8,8 +8,8 @@
  * diagonal, and then updates its part of the triangle that is left. The first rank's part is smaller, since it also
  * factors the next block of the diagonal. The last columns it factors alone.
  *
- * Each of several nodes does all of it on a copy of its own: then nobody waits for messages. All have as many ranks work,
- * so that they round alike.
+ * Each of several nodes has a copy of its own. Rows of a small matrix are so few that each node does all of it. Those of a
+ * larger one are dealt out to the ranks of all nodes. All nodes have as many ranks work, so that they round alike.
  *
  * A matrix is meant as LAPACK sees it, in Fortran order: the lower triangle of one in C order is an upper triangle.
  */
@@ -61,6 +61,11 @@ static int64_t *fault_of(call *c)
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+static int64_t blocks_of_rows(const call *c)
+{
+    return (c->order + c->limits->width - 1) / c->limits->width;
 }
 
 /* How many of the last columns one rank factors alone.
@@ -126,8 +131,8 @@ static void solve(const call *c, int64_t start, int64_t width, int64_t i, int64_
          INT(c->array.ld));
 }
 
-/* Update rows i to i1 of the triangle that begins below a block of the diagonal. */
-static void update(const call *c, int64_t start, int64_t width, int64_t below, int64_t i, int64_t i1)
+/* Update rows i to i1, left of column i, of the triangle that begins below a block of the diagonal. */
+static void update_left(const call *c, int64_t start, int64_t width, int64_t below, int64_t i, int64_t i1)
 {
     const char *of = c->is_lower ? "N" : adjoint_of(c), *other = c->is_lower ? adjoint_of(c) : "N";
     int64_t m = i1 - i, n = i - below;
@@ -136,18 +141,22 @@ static void update(const call *c, int64_t start, int64_t width, int64_t below, i
         BLAS(c, 13, GEMM)
         (of, other, INT(c->is_lower ? m : n), INT(c->is_lower ? n : m), INT(width), &c->less, c->is_lower ? rows : cols,
          INT(c->array.ld), c->is_lower ? cols : rows, INT(c->array.ld), &c->one, place(c, i, below), INT(c->array.ld));
-    if (i < i1)
-        BLAS(c, 10, HERK)
-        (uplo_of(c), of, INT(m), INT(width), &c->less, rows, INT(c->array.ld), &c->one, place(c, i, i), INT(c->array.ld));
 }
 
-/* Factor the array; the ranks meet before and after it. */
-static int factor_blocks(call *c)
+/* Update block i to i1 of the diagonal by columns from ``start`` on. */
+static void update_diagonal(const call *c, int64_t start, int64_t width, int64_t i, int64_t i1)
 {
-    int64_t n = c->order, width = c->limits->width, rank = c->here, count = (n + width - 1) / width;
+    if (i < i1 && width)
+        BLAS(c, 10, HERK)
+        (uplo_of(c), c->is_lower ? "N" : adjoint_of(c), INT(i1 - i), INT(width), &c->less, place(c, i, start),
+         INT(c->array.ld), &c->one, place(c, i, i), INT(c->array.ld));
+}
+
+/* On one node, or on each. */
+static int factor_here(call *c)
+{
+    int64_t n = c->order, width = c->limits->width, rank = c->here, count = blocks_of_rows(c);
     int64_t *fault = fault_of(c), together = c->blocks_together;
-    if (is_single(c))
-        *fault = 0;
     if (rank == 0) {
         factor(c, 0);
         if (together)
@@ -167,18 +176,119 @@ static int factor_blocks(call *c)
             if (hear(c, 2 * k + 1) != OK)
                 return BROKEN;
         }
-        update(c, start, w, below, below + triangular_part(c->limits, rest, share, rank),
-               below + triangular_part(c->limits, rest, share, rank + 1));
+        int64_t i = below + triangular_part(c->limits, rest, share, rank);
+        int64_t i1 = below + triangular_part(c->limits, rest, share, rank + 1);
+        update_left(c, start, w, below, i, i1);
+        update_diagonal(c, start, w, i, i1);
         if (rank == 0 && k + 1 < count)
             factor(c, k + 1);
         if (shared)
             tell(c, 2 * k + 2);
     }
-    if (rank == 0 && *fault == NOT_A_NUMBER)
-        fill_triangle(c, (tile){place(c, c->failed, c->failed), c->item, c->array.ld * c->item}, n - c->failed, c->is_lower,
-                      NAN);
     return OK;
 }
+
+/* -- rows that are dealt out to the ranks of all nodes: each solves for its own and updates them, and sends the other nodes
+ * what it has solved. The first rank of each node also has all of the diagonal, which is little work. */
+
+/* Whether a rank has block i. The last ones, which are the longest, come first, to and fro. */
+static int has_block(const call *c, int64_t node, int64_t here, int64_t i)
+{
+    int64_t all = c->nodes * c->workers_here, turn = (blocks_of_rows(c) - 1 - i) % (2 * all);
+    int64_t to = turn < all ? turn : 2 * all - 1 - turn;
+    return to % c->nodes == node && to / c->nodes == here;
+}
+
+/* Pack what a rank has solved, unpack it, or, without a message, count its bytes. */
+static int64_t carry_rows(const call *c, int64_t node, int64_t here, char *message, int unpacks)
+{
+    int64_t width = c->limits->width, start = c->step * width, w = least(width, c->order - start), nbytes = 0;
+    for (int64_t k = c->step + 1; k < blocks_of_rows(c) && here < c->workers_here; k++) {
+        int64_t rows = least(width, c->order - k * width), m = c->is_lower ? rows : w, n = c->is_lower ? w : rows;
+        if (!has_block(c, node, here, k))
+            continue;
+        tile there = tile_at(place(c, k * width, start), c->array.ld, 1, c->item);
+        tile in = tile_at(message + nbytes, m, 1, c->item);
+        if (message != NULL)
+            tile_copy(unpacks ? there : in, unpacks ? in : there, m, n, c->item);
+        nbytes += m * n * c->item;
+    }
+    return nbytes;
+}
+
+static int64_t pack_rows(const void *of, int64_t node, char *to)
+{
+    const call *c = of;
+    (void)node; /* all get the same */
+    return carry_rows(c, c->node, c->here, to, 0);
+}
+
+static int64_t unpack_rows(void *of, int64_t rank, char *from)
+{
+    const call *c = of;
+    int64_t here = 0;
+    for (int64_t other = 0; other < rank; other++)
+        here += c->node_of[other] == c->node_of[rank];
+    return carry_rows(c, c->node_of[rank], here, from, 1);
+}
+
+static int exchange_rows(call *c)
+{
+    c->votes->post->parcel = (parcel){c, pack_rows, unpack_rows};
+    return board_exchange(c->votes, (int)c->yields) || !c->waits(0) ? OK : BROKEN;
+}
+
+static void factor_diagonal(call *c, int64_t k)
+{
+    int64_t start = k * c->limits->width;
+    if (!*fault_of(c)) {
+        update_diagonal(c, 0, start, start, least(c->order, start + c->limits->width));
+        factor(c, k);
+    }
+    tell(c, 2 * k);
+}
+
+static int factor_dealt(call *c)
+{
+    int64_t n = c->order, width = c->limits->width, count = blocks_of_rows(c);
+    if (c->here >= c->workers_here)
+        return OK;
+    if (c->here == 0)
+        factor_diagonal(c, 0);
+    for (int64_t k = c->step = 0; k < count; k = ++c->step) {
+        int64_t start = k * width, w = least(width, n - start), below = start + w;
+        if (c->here && await_flag(c, (int)(2 * k * c->workers_here)) != OK)
+            return BROKEN;
+        int goes_on = !*fault_of(c); /* if not, messages do, as the other nodes expect */
+        for (int64_t i = k + 1; i < count && goes_on; i++)
+            if (has_block(c, c->node, c->here, i))
+                solve(c, start, w, i * width, least(n, (i + 1) * width));
+        if (exchange_rows(c) != OK)
+            return BROKEN;
+        tell(c, 2 * k + 1);
+        if (hear(c, 2 * k + 1) != OK)
+            return BROKEN;
+        if (c->here == 0 && k + 1 < count)
+            factor_diagonal(c, k + 1);
+        for (int64_t i = k + 2; i < count && goes_on; i++)
+            if (has_block(c, c->node, c->here, i))
+                update_left(c, start, w, below, i * width, least(n, (i + 1) * width));
+    }
+    return OK;
+}
+
+/* Factor the array; the ranks meet before and after it. */
+static int factor_blocks(call *c)
+{
+    if (is_single(c))
+        c->fault = 0;
+    int found = c->is_dealt ? factor_dealt(c) : factor_here(c);
+    if (c->here == 0 && found == OK && *fault_of(c) == NOT_A_NUMBER)
+        fill_triangle(c, (tile){place(c, c->failed, c->failed), c->item, c->array.ld * c->item}, c->order - c->failed,
+                      c->is_lower, NAN);
+    return found;
+}
+
 
 static void note_fault(call *c)
 {
@@ -199,7 +309,8 @@ static void prepare_blocks(call *c, int64_t n, int is_lower)
     int64_t most = least(c->workers, c->ranks), parts = n / c->limits->part;
     c->order = n, c->is_lower = is_lower;
     c->workers_here = parts < 1 ? 1 : least(most, parts);
-    c->blocks_together = (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
+    c->is_dealt = parts > c->nodes && !is_on_one_node(c);
+    c->blocks_together = c->is_dealt ? blocks_of_rows(c) : (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
     if (!is_single(c))
         have_flags(c, (last_event(c) + 1) * c->workers_here + 1);
 }

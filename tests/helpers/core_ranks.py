@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+from functools import partial
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class CoreRanks:
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)
         state.votes, state.meets = map(ctypes.addressof, meetings)
-        waits = state.waits = _core.WAIT(self._wait)
+        waits = state.waits = _core.WAIT(partial(self._wait, meetings[0]))
         for row, letter in zip(state.functions, "sdcz", strict=True):
             others = calls._REAL if letter in "sd" else calls._COMPLEX
             row[:] = [
@@ -119,8 +120,13 @@ class CoreRanks:
         done[0] = 1
         return 0
 
-    def _wait(self, flag):
-        while not self.core.flag_await(ctypes.c_void_p(flag), 0, 10):
+    def _wait(self, board, flag):
+        """Wait for a flag, or for messages."""
+        while not (
+            self.core.flag_await(ctypes.c_void_p(flag), 0, 10)
+            if flag
+            else self.core.board_received(ctypes.c_void_p(ctypes.addressof(board)))
+        ):
             pass
         return 0
 
@@ -171,6 +177,10 @@ class CoreRanks:
         """What a rank has told in the last call."""
         state = self._ranks[rank][0]
         return state.tells[: state.told]
+
+    def exchanges(self):
+        """How many messages that are no votes each rank of those that work has sent to another node."""
+        return self._ranks[0][3][3].exchanges
 
     def info(self, rank):
         """What LAPACK said on a rank in the last call."""

@@ -470,6 +470,28 @@ def test_faults_of_positive_definite_matrices(routine, size, nodes):
                 assert np.isnan(found[at:, at:][np.tri(n - at, dtype=bool)]).all()
 
 
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1, 0], [0, 0, 1, 2, 1, 2, 2], [0, 0, 0, 1]])
+def test_nodes_share_the_work_of_a_factorization(nodes):
+    """Each rank solves for rows of its own, which all nodes receive: one exchange for each block of columns."""
+    cases, n = Cases(len(nodes), 8, nodes), 29
+    limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9}
+    for cases.char in TYPES:
+        x = np.tril(cases.values(n, n), -1) / 16 + 2 * np.eye(n)
+        whole, given = x @ x.conj().T, {"U": x.conj().T, "L": x}
+        for routine, uplo in (("potrf", "L"), ("potrf", "U"), ("posv", "L"), ("posv", "U")):
+            y, inside = cases.values(n, 3), np.tri(n, dtype=bool)
+            a = cases.spread(np.where(inside if uplo == "L" else inside.T, whole, np.nan))
+            d = cases.spread(np.zeros((n, n)) if routine == "potrf" else whole @ y)
+            before = cases.ranks.exchanges()
+            with changed_limits(**limits):
+                found = cases.compute(
+                    routine, [a, d if routine == "posv" else None, None], d, words=f"L{uplo}NNN"
+                )
+            expected = given[uplo] if routine == "potrf" else y
+            assert np.allclose(found, expected, rtol=1e-4 if cases.char in "fF" else 1e-11)
+            assert cases.ranks.exchanges() - before == -(-n // 3) + 1  # the last one brings nothing
+
+
 def test_ranks_that_ask_for_different_things():
     ranks, cases = CoreRanks(2), Cases(2, 4)
     x = cases.spread(np.ones((4, 4)))

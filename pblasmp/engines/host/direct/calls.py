@@ -6,7 +6,7 @@ shares; then all vote on one number, which also says that everything has been wr
 of the result.
 If several ranks compute a part together, they meet once more before they take it; who takes nothing does not wait.
 What ranks of another node need travels with the vote: one message from each rank to each other node. What is computed
-together between nodes takes one more, back.
+together between nodes takes one more, back; a Cholesky factorization that they share one for each block of columns.
 There are two sets of slabs. A rank that writes into one has voted since all ranks began to read the other, so nobody
 reads this one any more. After a call without slabs both are free, and the next call takes the first.
 
@@ -34,7 +34,7 @@ from ....comm import (
     gather_on,
     late_vote,
 )
-from ....comm.communicator import Votes
+from ....comm.communicator import Request, Votes
 from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.asked import SlabSets
@@ -125,7 +125,8 @@ class HostDirect:
         self._scratch = np.empty(_core.SCRATCH + _ALIGNED, np.uint8)
         state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
         self._failures: list[BaseException] = []  # of a wait
-        self._waits = state.waits = _core.WAIT(partial(_waited, transport, self._failures))
+        self._arrivals: list[Request] = []  # the messages of other nodes, to wait for them
+        self._waits = state.waits = _core.WAIT(partial(_waited, transport, self._failures, self._arrivals))
         state.nodes = 1
         if self._on_one_node and not self._single:
             self.sets.fit(_LEAST)  # the buffer is there
@@ -337,7 +338,7 @@ class HostDirect:
         state.votes, state.meets = board.address, None if here is None else here.address
         if node_of is not None:
             state.node, state.node_of = node_of[state.rank], node_of.ctypes.data
-        self._board = board
+        self._board, self._arrivals[:] = board, [board.messages()]
 
     def _waited_for(self, control: Communicator, call: str, status: int) -> bool:
         """Do what the core needs to go on; return whether it may."""
@@ -380,10 +381,15 @@ def _number_of(call: str) -> int:
     return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _waited(transport: HostTransport, failures: list[BaseException], flag: int) -> int:
-    """Wait for a flag; return 0, or 1 if that has failed: the core then returns."""
+def _waited(
+    transport: HostTransport, failures: list[BaseException], arrivals: list[Request], flag: int
+) -> int:
+    """Wait for a flag, or messages; return 0, or 1 if that has failed: the core then returns."""
     try:
-        transport.await_flag(flag)
+        if flag:
+            transport.await_flag(flag)
+        else:
+            transport.comm.wait(arrivals[0])
     except BaseException as error:  # noqa: BLE001 - C cannot pass it on
         failures.append(error)
         return 1
