@@ -145,6 +145,7 @@ class Server:
         self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
         self.grids: dict[int, int] = {}
         self._shared: dict[Any, int] = {}  # pblasmp's contexts, by processes and shape
+        self._closed: set[Any] = set()  # those of these that have been closed before
         self.names = list(ROWS)
         self._forms: dict[int, _ArgumentPlaces] = {}
         self._known: dict[Any, tuple[list[int], int]] = {}  # pblasmp's descriptor, and its local elements
@@ -171,17 +172,20 @@ class Server:
         return 1
 
     def forget(self, context: int) -> None:
-        """Close what pblasmp has on a grid. Collective over the grid.
+        """Close what pblasmp has on a grid, unless such grids are made again and again. Collective over the grid.
 
         Args:
             context: the program's, -1 for all of its grids.
         """
         self._known.clear()  # another grid may get the number
         try:
-            for each in list(self.grids) if context < 0 else [context]:
-                number = self.grids.pop(each, -1)
-                if number != -1 and number not in self.grids.values():
-                    self._shared = {key: found for key, found in self._shared.items() if found != number}
+            freed = {self.grids.pop(each, -1) for each in (list(self.grids) if context < 0 else [context])}
+            for key, number in list(self._shared.items()):
+                unused = number in freed and number not in self.grids.values()
+                if context < 0 or (unused and key not in self._closed):
+                    del self._shared[key]
+                    if type(key[-1]) is tuple:  # else another grid may get the key
+                        self._closed.add(key)
                     pblas.gridexit(number)
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
@@ -232,8 +236,9 @@ class Server:
     def _grid_of(self, context: int) -> int:
         """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time.
 
-        Grids of the same processes and shape share one, and its communicators, of which MPI has few, until the last of
-        them is freed: programs make grids in a loop and free none.
+        Grids of the same processes and shape share one, and its communicators, of which MPI has few: programs make
+        grids in a loop and free none. When the last of them is freed, theirs is closed the first time, and kept
+        afterwards: ScaLAPACK's eigensolvers make and free grids in every call.
         """
         if context in self.grids:
             return self.grids[context]
