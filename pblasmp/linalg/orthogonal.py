@@ -196,10 +196,15 @@ class _ApplyQ(_OfReflectors):
 
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
         a, b, _ = self.given.values()
+        op = self.how["op"]
+        known = isinstance(op, str) and op in (
+            "N",
+            "C",
+        )  # of what the core takes; errors are said by ``check``
         return (
-            None
-            if b is None or self._right
-            else self.at_once("ormqr", a, b, tau=self._tau, op_a=self.how["op"])
+            self.at_once("ormqr", a, b, tau=self._tau, op_a=op)
+            if known and b is not None and not self._right
+            else None
         )
 
     def check(self) -> None:
