@@ -16,6 +16,7 @@ from ..engines.request import AnyProblem
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
+from ..layout.grid import integer
 from ..layout.value import LINKS, Kernel, Shapes, Traffic, bytes_text
 from .machines import Machine, NodeOf, load_machine
 from .traffic import move_traffic, operands_bytes, size_of, traffic
@@ -163,7 +164,7 @@ def predict(
             f"problem: expected one of {kinds}, got {short_repr(problem)}; advise takes names and sizes, and "
             "FactorProblem.of makes a factorization by name"
         )
-    size = nranks or size_of(problem)
+    size = size_of(problem) if nranks is None else integer(nranks, "nranks", 1, ArgumentError)
     per_node = min(size, where.ranks_per_node)
     if size > per_node and where.network is None:
         raise ArgumentError(

@@ -59,6 +59,10 @@ def traffic(
         memory_bytes = (
             None  # nothing is chosen by it: what a factorization needs is counted even if it is not there
         )
+    if memory_bytes is not None:
+        memory_bytes = integer(memory_bytes, "memory_bytes", 0, ArgumentError)
+    if cores is not None:
+        cores = integer(cores, "cores", 1, ArgumentError)
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     first = _run(ranks, 0, asked, options, nearest, gpus=gpus)

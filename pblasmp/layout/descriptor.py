@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
-from ..errors import ArgumentError, LayoutError, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..lazy import hook
 from .axis import Axis, axis
 from .grid import PAIR_OF_SHAPE, Grid, as_block, as_grid, integer, one_of, pair
@@ -235,6 +236,8 @@ class MatrixDescriptor(Value):
 
         Source: ScaLAPACK TOOLS, DESCINIT.
         """
+        if not isinstance(desc, Iterable):
+            raise ArgumentTypeError(f"desc: expected 9 integers, got {short_repr(desc)}")
         values = [integer(v, f"desc[{i}]", -1) for i, v in enumerate(desc)]
         if len(values) != 9:
             raise LayoutError(f"a ScaLAPACK descriptor has 9 integers, got {len(values)}")

@@ -131,7 +131,7 @@ class MatmulProblem(Problem):
         """
         m, n, k = (integer(extent, name, 0) for name, extent in zip("mnk", (m, n, k), strict=True))
         grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
-        orders = order * 3 if len(order) == 1 else order
+        orders = str(order) * (3 if len(str(order)) == 1 else 1)
         if len(orders) != 3 or set(orders) - {"C", "F"}:
             raise ArgumentError(
                 f"order: expected 'C', 'F' or three of these letters, got {short_repr(order)}"

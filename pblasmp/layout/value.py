@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError, faults_text
+from ..errors import ArgumentTypeError, LayoutError, faults_text, short_repr
 from ..lazy import hook
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ class Problem(Value):
         Args:
             title: of the file; by default ``str`` of the problem.
         """
+        if not isinstance(title, str):
+            raise ArgumentTypeError(f"title: expected a text, got {short_repr(title)}")
         operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name, None)) is not None}
         return {"title": title or str(self), **self._keys(), **operands}
 

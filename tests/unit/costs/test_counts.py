@@ -164,11 +164,17 @@ def test_counts_add_up():
     [
         ({"nranks": 3}, "nranks: the layouts need 4 ranks, got 3"),
         ({"ranks_per_node": 0}, "ranks_per_node"),
+        ({"memory_bytes": "8"}, "memory_bytes: expected an integer, got '8'"),
+        ({"cores": 0}, "cores: expected at least 1, got 0"),
         ({"beta": 2}, "beta: the problem has no C"),
     ],
 )
 def test_errors(how, words):
     p = pb.MatmulProblem.gemm(8, 8, 8, "2x2", 2)
+    with pytest.raises(pb.ArgumentTypeError, match="nranks: expected an integer, got 'x'"):
+        pb.predict(p, "dgx-h100", nranks="x")
+    with pytest.raises(pb.ArgumentTypeError, match="title: expected a text, got 7"):
+        p.to_toml(7)
     with pytest.raises(pb.ArgumentError, match=words):
         p.traffic(**how)
     with pytest.raises(pb.UnsupportedError, match="got 'fastest'"):

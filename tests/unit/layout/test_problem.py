@@ -70,6 +70,7 @@ def test_flops():
         ((4, 3, 2, "2", 1), {}, "grid: expected a Grid, a pair like (2, 3) or a text like '2x3', got '2'"),
         ((4, 3, 2, GRID, 1), {"order": "CF"}, "order: expected 'C', 'F' or three of these letters, got 'CF'"),
         ((4, 3, 2, GRID, 1), {"order": "K"}, "order: expected 'C', 'F' or three of these letters, got 'K'"),
+        ((4, 3, 2, GRID, 1), {"order": 7}, "order: expected 'C', 'F' or three of these letters, got 7"),
         ((4, 3, 2, GRID, 1), {"order": ""}, "order: expected 'C', 'F' or three of these letters, got ''"),
         ((4, 3, 2, GRID, 1), {"op_a": "t"}, "op_a: expected 'N', 'T' or 'C', got 't'"),
         ((4, 3, 2, GRID, 1), {"op_b": "H"}, "op_b: expected 'N', 'T' or 'C', got 'H'"),

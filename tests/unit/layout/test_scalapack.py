@@ -111,6 +111,7 @@ def test_the_largest_32_bit_integers_pass():
         ([1, 0, 9, 8, 2, 3, 0, -1, 5], "source[1]: expected at least 0, got -1"),
         ([1, 0, 9, 8, 2, 3, 0, 0, 0], "ld: expected at least 1, got 0"),
         ([1, 0, 9, 8, 2, 3, 0, 0, 3], "ld: 3 is too small: the local arrays are up to 5 rows high"),
+        (7, "desc: expected 9 integers, got 7"),
         ([1, 0, 9.0, 8, 2, 3, 0, 0, 5], "desc[2]: expected an integer, got 9.0"),
     ],
 )
