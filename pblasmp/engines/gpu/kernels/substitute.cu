@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(128) substitute(const T* a, i64 ld,
   auto next = [&](int start) {  // fetches the tile that begins with this column
     T* tile = tiles + start / TILE % 2 * TILE * HIGH;
     const int top = start / 32 * 32;
-    #pragma unroll 4
+    #pragma unroll 1  // the copies are asynchronous, and NVRTC would take three times as long
     for (int c = 0; c < TILE; ++c)
       for (int r = top + t; r < n; r += 128)
         if (start + c < n) fetch(tile + c * HIGH + r, a + (start + c) * ld + r);
