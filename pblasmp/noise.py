@@ -7,6 +7,7 @@ repeated with values that change from run to run, so that a run that reads data 
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -97,7 +98,13 @@ class Noise:
         if neighbor:
             gpu = str(ctx.engine.device.index if self._gpu else -1)
             command = [sys.executable, "-c", _NEIGHBOR, gpu]
-            self._job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            environ = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+            }  # each rank has one: together they leave no core alone
+            self._job = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+            )
             assert self._job.stdout is not None
             self._job.stdout.readline()
 

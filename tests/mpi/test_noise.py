@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 from unittest import mock
 
@@ -45,7 +46,11 @@ def refused(ctx, value):
 
 
 def what_is_found(comm):
-    with pb.Context(comm) as ctx, Noise(ctx, naps=False, neighbor=True) as noise:
+    spied = mock.patch("pblasmp.noise.subprocess.Popen", wraps=subprocess.Popen)
+    with pb.Context(comm) as ctx, spied as started, Noise(ctx, naps=False, neighbor=True) as noise:
+        assert (
+            started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == "1"
+        )  # with more it takes the cores of all ranks
         of_another_run.last = 1.0
         late = Trial("late", partial(of_another_run, ctx, 1), 1e-3)
         nan = Trial("nan", lambda _: np.array([np.nan]))
