@@ -750,6 +750,9 @@ class FakeGpu:
             tri=lambda n, **how: np.tri(n, **how).view(array_type),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_elementwise_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
+            ones=lambda n, dtype=float: np.ones(n, dtype).view(array_type),
+            concatenate=lambda each: np.concatenate(each).view(array_type),
+            stack=lambda each: np.stack(each).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             **{name: getattr(np, name) for name in _LIKE_NUMPY},
             get_default_memory_pool=lambda: SimpleNamespace(

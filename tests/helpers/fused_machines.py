@@ -95,7 +95,7 @@ class Scaling(Following):
 
     def _scalar(self, told: dict[str, int], name: str, like: str, **how: bool) -> Any:
         value = super()._scalar(told, name, like, **how)
-        if name == "alpha":
+        if name == "alpha" and "matmulDesc" in told:
             stored = self.attributes(told["matmulDesc"])
             for letter in "AB":
                 value = value * self._number(stored.get(A[f"{letter}_SCALE_POINTER"], 0))

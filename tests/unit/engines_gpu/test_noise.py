@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that are repeated under noise, on a GPU that is played: each algorithm by its name, 8 bits too."""
+
+from __future__ import annotations
+
+import pblasmp as pb
+from pblasmp.noise import trials, wrong_runs
+from tests.helpers.fused_machines import Scaling
+from tests.helpers.machine import machine
+
+
+def test_every_trial(alone, stand_in):
+    wrong, names = {}, []
+    with machine(stand_in(1000), Scaling) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            for trial in trials(ctx, 32):
+                names.append(trial.name)
+                found = wrong_runs(ctx, trial, None, 2)
+                if found:
+                    wrong[trial.name] = found
+        lib.gpu.assert_clean()
+    assert not wrong
+    assert sum(name.endswith(", push") for name in names if " x e" in name) >= 9
