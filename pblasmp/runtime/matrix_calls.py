@@ -119,7 +119,14 @@ class MatrixCall(UserCall[Any]):
             and algo == "auto"
             and self.routine in FAMILIES
         ):
-            found = self.directly()
+            try:
+                found = self.directly()
+            except BaseException as error:
+                if not isinstance(
+                    error, (Exception, SystemExit)
+                ):  # an interrupt: the others wait for this rank
+                    self.ctx.control.channel.break_(error, self.name)
+                raise
         if found is None:
             self.find_context()
         return run(self, voted=found is False) if found is None or found is False else found
