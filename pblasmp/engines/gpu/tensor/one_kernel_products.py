@@ -198,10 +198,10 @@ class _OneKernelProduct(CopyProduct):
     def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
         words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
+        controls = [gpu.symmetric(flags, rank) for rank in range(self.size)]
         return KernelJob(
             w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
-            control=gpu.symmetric(flags, self.rank),
-            flags=[gpu.symmetric(flags, rank) + ONE_KERNEL_CONTROL for rank in range(self.size)],
+            control=controls[self.rank], flags=[at + ONE_KERNEL_CONTROL for at in controls],
             boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
             bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
             scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d, amax=operands.amax,
@@ -213,7 +213,8 @@ class _OneKernelProduct(CopyProduct):
         if not self._sizes[name]:
             return [[0] * self.size] * 2
         half = self.gpu.symmetric_bytes(name) // 2 // TILE_ROWS * TILE_ROWS
-        return [[self.gpu.symmetric(name, rank) + odd * half for rank in range(self.size)] for odd in (0, 1)]
+        boxes = [self.gpu.symmetric(name, rank) for rank in range(self.size)]
+        return [boxes, [at + half for at in boxes]]
 
 
 class OneKernelReduceScatter(_OneKernelProduct):
