@@ -678,27 +678,9 @@ def _seen(form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mappi
     return (*same, _kind(x), _kind(c), _kind(out)), None
 
 
-def multiply(
-    form: Form,
-    ctx: Runtime[Any],
-    x: Any,
-    w: Any,
-    c: Any = None,
-    out: Any = None,
-    bias: Any = None,
-    scales: Scales | None = None,
-    **how: Any,
-) -> Any:
-    """Return what a tensor-parallel function returns. Collective over the context.
-
-    A call like an earlier one is made as ``Made`` does.
-
-    Args:
-        form: the function's name.
-        ctx, x, w, c, out, bias, scales: its arguments.
-        **how: the others, in the same order in each place that calls this.
-    """
-    return multiply_to_repeat(form, ctx, x, w, c, out, bias, scales, **how)[0]
+def multiply(*arguments: Any, **how: Any) -> Any:
+    """Return what a tensor-parallel function returns; takes what ``multiply_to_repeat`` does. Collective."""
+    return multiply_to_repeat(*arguments, **how)[0]
 
 
 def multiply_to_repeat(
@@ -712,7 +694,15 @@ def multiply_to_repeat(
     scales: Scales | None = None,
     **how: Any,
 ) -> tuple[Any, Made | None]:
-    """Return what ``multiply`` does, and what makes calls like this one again, if anything can. Collective."""
+    """Return what a tensor-parallel function returns, and what makes calls like this one again, if anything can.
+
+    Collective over the context. A call like an earlier one is made as ``Made`` does.
+
+    Args:
+        form: the function's name.
+        ctx, x, w, c, out, bias, scales: its arguments.
+        **how: the others, in the same order in each place that calls this.
+    """
     seen: Seen | None = None
     made: Made | None = None
     plain = c is out is scales is None
