@@ -90,9 +90,11 @@ def row_major(p: ParallelProblem, operands: Operands, options: Options) -> Opera
         same = c is d
         x, w, d = w.T, x.T, d.T
         c = d if same else None if c is None else c.T
-    x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
-    x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
-    return replace(operands, a=x, b=w, c=None if options.beta == 0 else c, d=d)
+    if p.transposed or p.conjugated:
+        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+    c = None if options.beta == 0 else c
+    return Operands(x, w, c, d, operands.epilogue, operands.scales, operands.gathered)
 
 
 class Matrices(Protocol):

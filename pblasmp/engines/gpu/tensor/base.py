@@ -47,9 +47,10 @@ class Views:
         bias = None if e is None else e.bias
         self.bias = None if bias is None else View.of(bias.reshape(1, -1), name="bias")
         self.activation = None if e is None else e.activation
-        self.scale_x, self.scale_w, self.scale_d, self.amax = (
-            0 if scales is None else gpu.scalar(getattr(scales, name)) for name in ("a", "b", "d", "amax")
-        )
+        self.scale_x = self.scale_w = self.scale_d = self.amax = 0
+        if scales is not None:
+            given = scales.a, scales.b, scales.d, scales.amax
+            self.scale_x, self.scale_w, self.scale_d, self.amax = map(gpu.scalar, given)
 
     @property
     def scaled(self) -> Fused:
