@@ -172,6 +172,8 @@ def _as_numpy(tensor: Any) -> Any:
 
     PyTorch's own way to NumPy fixes the size of a tensor's storage, which FSDP must be able to free between uses.
     """
+    if str(tensor.layout) != "torch.strided":
+        raise ArgumentError(f"a tensor that is {tensor.layout}, expected a dense one: its to_dense()")
     dtype = _numpy_type(str(tensor.dtype))
     return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_HostTensor(tensor, dtype))
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, _random
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .meshes import device_type, local, mesh_of, on_mesh
@@ -146,8 +146,13 @@ def initialize(parameter: Tensor, function: Callable[..., object], /, *args: Any
         *args, **how: passed on.
 
     Raises:
-        ArgumentError: the parameter is on a mesh of several dimensions.
+        ArgumentError: the parameter is no tensor, or on a mesh of several dimensions.
     """
+    if not isinstance(parameter, Tensor) or not callable(function):
+        given = f"{short_repr(parameter)} and {short_repr(function)}"
+        raise ArgumentTypeError(
+            f"initialize: expected a parameter and a function that fills tensors, got {given}"
+        )
     part, dim, mine = parameter, None, slice(None)
     if isinstance(parameter, DTensor):
         if len(parameter.placements) != 1:

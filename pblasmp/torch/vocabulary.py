@@ -176,8 +176,9 @@ class VocabParallelEmbedding(ParallelModule):
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():
             found = getattr(words, "dtype", type(words).__name__)
             fault = f"words: expected a tensor of integers, got {found}"
-        elif isinstance(words, DTensor):
-            fault = "words: expected a plain tensor, got a DTensor"
+        elif isinstance(words, DTensor) or words.layout is not torch.strided:
+            kind = "a DTensor" if isinstance(words, DTensor) else f"one that is {words.layout}"
+            fault = f"words: expected a plain tensor, got {kind}"
         elif self.sequence_parallel and words.ndim <= dim:
             fault = f"words: shape is {tuple(words.shape)}, expected a sequence along dimension {dim}"
         if fault:
@@ -262,6 +263,10 @@ def _fault_of_loss(
         return f"label_smoothing: expected a number from 0 to 1, got {smoothing!r}"
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
         return "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
+    if {logits.layout, target.layout} != {torch.strided}:
+        return (
+            f"vocab_parallel_cross_entropy: expected dense tensors, got {logits.layout} and {target.layout}"
+        )
     integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
     if not logits.ndim or target.shape != logits.shape[:-1] or not integers:
         return (

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
@@ -85,6 +86,12 @@ def different_calls(comm: Any) -> Iterator[Case]:
     layers = {"q": linear, "k": nn.Linear(8, 8)}
     unlike = {"q": linear, "k": nn.Linear(8 + comm.rank, 8)}
     row, fused = pt.RowParallelLinear, pt.FusedColumnParallelLinear
+
+    def dense(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.eye(4, dtype=dtype).to_sparse() if comm.rank else torch.eye(4, dtype=dtype)
+
+    with pytest.raises(pb.ArgumentTypeError, match="initialize: expected a parameter and a function"):
+        pt.initialize(linear, nn.init.zeros_)  # type: ignore[arg-type]
     cases = (
         (
             pb.RankMismatchError, ["norm", "ColumnParallelLinear"],
@@ -133,6 +140,18 @@ def different_calls(comm: Any) -> Iterator[Case]:
         (
             pb.ArgumentError, ["out_features: expected", "on rank 1"],
             *(lambda ctx: fused(8, {} if ctx.rank else {"q": 8}, ctx=ctx),) * 2,
+        ),
+        (
+            pb.ArgumentError, ["expected dense tensors", "on rank 1"],
+            *(lambda ctx: pt.vocab_parallel_cross_entropy(dense(), torch.zeros(4, dtype=torch.int64), ctx),) * 2,
+        ),
+        (
+            pb.ArgumentError, ["words: expected a plain tensor, got one that is torch.sparse", "on rank 1"],
+            *(lambda ctx: pt.VocabParallelEmbedding(8, 8, ctx=ctx)(dense(torch.int64)),) * 2,
+        ),
+        (
+            pb.ArgumentError, ["x: a tensor that is torch.sparse_coo", "on rank 1"],
+            *(lambda ctx: pb.matmul_allreduce(dense(), torch.ones(4, 4), ctx),) * 2,
         ),
         (KeyError, ["a.b", "on rank 1"], *(lambda ctx: fused(8, {"a.b" if ctx.rank else "a": 8}, ctx=ctx),) * 2),
     )  # fmt: skip
