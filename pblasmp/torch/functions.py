@@ -271,7 +271,15 @@ def _key(
         return None
     if not isinstance(ctx, Context) or torch._C._are_functorch_transforms_active():
         return None
-    of_x = x.ndim, x.shape[-1:], x.dtype, x.device, x.is_neg(), x.requires_grad  # any number of tokens
+    of_x = (
+        x.ndim,
+        x.shape[-1:],
+        x.dtype,
+        x.layout,
+        x.device,
+        x.is_neg(),
+        x.requires_grad,
+    )  # any number of tokens
     return form, algo, backward_algo, torch.is_grad_enabled(), of_x, _seen(w), _seen(bias)
 
 
@@ -339,7 +347,15 @@ def _like(tensor: Tensor | None) -> Hashable:
         return (type(tensor),)
     split = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
     dimensions = tensor.ndim
-    return type(tensor), tensor.dtype, tensor.device, dimensions, dimensions and tensor.shape[-1], split
+    return (
+        type(tensor),
+        tensor.dtype,
+        tensor.layout,
+        tensor.device,
+        dimensions,
+        dimensions and tensor.shape[-1],
+        split,
+    )
 
 
 def _error(
@@ -348,8 +364,9 @@ def _error(
     """Return an error unless these are operands of a product. Local."""
     split = operators.FORMS[form]
     for name, value in (("x", x), ("w", w), *([] if bias is None else [("bias", bias)])):
-        if not isinstance(value, Tensor):
-            return ArgumentTypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            found = f"one that is {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+            return ArgumentTypeError(f"{name}: expected a tensor, got {found}")
     fault = _fault("x", x, 1) or _fault("w", w, 2)
     if not fault and scales is not None:
         fault = fault_of_scales(scales, x, w, bias)

@@ -153,6 +153,10 @@ def different_calls(comm: Any) -> Iterator[Case]:
             pb.ArgumentError, ["x: a tensor that is torch.sparse_coo", "on rank 1"],
             *(lambda ctx: pb.matmul_allreduce(dense(), torch.ones(4, 4), ctx),) * 2,
         ),
+        (
+            pb.ArgumentError, ["x: expected a tensor, got one that is torch.sparse_coo", "on rank 1"],
+            *(lambda ctx: pt.matmul_allgather(dense(), torch.ones(4, 4), ctx),) * 2,
+        ),
         (KeyError, ["a.b", "on rank 1"], *(lambda ctx: fused(8, {"a.b" if ctx.rank else "a": 8}, ctx=ctx),) * 2),
     )  # fmt: skip
     with world(comm):

@@ -67,7 +67,9 @@ def printed_timelines(comm: Any, path: str) -> Any:
         run()
         return {"traceEvents": [kernel(1000 * i, 10 * (1 + i * comm.rank)) for i in range(3)]}
 
-    options = argparse.Namespace(n=8, block=2, grid="1x2", width=[0], only=["syrkx"], algo=["panels"], pairs=3)
+    options = argparse.Namespace(
+        n=8, block=2, grid="1x2", width=[0], only=["syrkx"], algo=["panels"], pairs=3
+    )
     with (
         machine(path, comm=comm),
         mock.patch.object(timeline, "_traced", traced),
