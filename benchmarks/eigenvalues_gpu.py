@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time ``pb.linalg.eigh`` on GPUs beside cuSOLVER and cuSOLVERMp: ``mpirun -n 2 python -m benchmarks.eigenvalues_gpu``.
 
+``--routine svd`` times ``pb.linalg.svd`` by cuSOLVERMp beside cuSOLVER on one GPU.
+
 One rank per GPU, all eigenvalues and eigenvectors. cuSOLVER has one GPU, by CuPy, while the others wait; cuSOLVERMp is
 called on all with its arguments prepared and a copy of A, which it overwrites. By order: the seconds, and the bytes of
 GPU memory that the rank with the most has at the peak, A and the results included, for each of its n²/P numbers. The
@@ -73,28 +75,34 @@ def used_bytes(ctx: pb.Context) -> int:
     return int(total - free)
 
 
-def on_one_gpu(ctx: pb.Context, a: pb.DistributedMatrix) -> Callable[[], Any]:
+def on_one_gpu(ctx: pb.Context, a: pb.DistributedMatrix, routine: str) -> Callable[[], Any]:
     """Return cuSOLVER's computation of a matrix that rank 0 has whole. Collective."""
     import cupy
 
     whole = a.redistribute(grid=pb.Grid(1, 1), block=len(a)).local
 
     def run() -> Any:
-        values = None if ctx.rank else cupy.linalg.eigh(whole)[0].get()
+        values = None
+        if not ctx.rank and routine == "eigh":
+            values = cupy.linalg.eigh(whole)[0].get()
+        elif not ctx.rank:
+            values = cupy.linalg.svd(whole, full_matrices=False)[1].get()
         return ctx.comm.bcast(values)
 
     return run
 
 
 def contenders(
-    ctx: pb.Context, a: pb.DistributedMatrix, solver: Solver | str, only: list[str]
+    ctx: pb.Context, a: pb.DistributedMatrix, solver: Solver | str, only: list[str], routine: str
 ) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
     """Yield the ways by name: what returns the way ready to run. Collective."""
     ways: dict[str, Callable[[], Callable[[], Any]]] = {
         OURS: lambda: lambda: pb.linalg.eigh(a)[0],
-        ONE_GPU: partial(on_one_gpu, ctx, a),
+        ONE_GPU: partial(on_one_gpu, ctx, a, routine),
     }
-    if isinstance(solver, Solver):
+    if routine == "svd":
+        ways[OURS] = lambda: lambda: pb.linalg.svd(a, algo="cusolvermp").s
+    elif isinstance(solver, Solver):
         ways[RAW] = lambda: partial(solver.eigenvalues, a)
     yield from ((name, make) for name, make in ways.items() if NAMES[name] in only)
 
@@ -106,13 +114,13 @@ def time_order(
     layout = {"block": min(options.block, -(-n // (4 * ctx.size))), "grid": pb.Grid.squarest(ctx.size)}
     a = ctx.random((n, n), seed=n, order="F", dtype=options.dtype, **layout)
     a += a.T
-    trace, eps = a.trace(), float(np.finfo(options.dtype).eps)
+    trace, size, eps = a.trace(), a.norm(), float(np.finfo(options.dtype).eps)
     empty = used_bytes(ctx) - a.local.nbytes
     seconds: dict[str, list[float]] = {}
     most: dict[str, float] = {}
     expected = None
     for turn in range(options.rounds + 1):
-        for name, make in contenders(ctx, a, solver, options.only):
+        for name, make in contenders(ctx, a, solver, options.only, options.routine):
             run = make()
             ctx.engine.synchronize()
             ctx.comm.barrier()
@@ -134,7 +142,10 @@ def time_order(
                 most[name] = max(ctx.comm.allgather((peak.bytes - held) / numbers))
             expected = values if expected is None else expected
             near = 20 * eps * n**0.5 * float(abs(expected).max())
-            if not (abs(values - expected).max() < near and abs(values.sum() - trace) < n**0.5 * near):
+            off = (
+                abs(values.sum() - trace) if options.routine == "eigh" else abs(np.linalg.norm(values) - size)
+            )
+            if not (abs(values - expected).max() < near and off < n**0.5 * near):
                 raise SystemExit(f"order {n} by {name}: wrong values")
             del run, values
             used_bytes(ctx)
@@ -145,12 +156,14 @@ def time_order(
             f"{name} {median(times):.3f} s, {most[name]:.1f} bytes" for name, times in seconds.items()
         )
         print(f"{ctx.size} GPUs, {options.dtype}, n = {n}: {told}", flush=True)
-        yield {"case": {"n": n, "dtype": options.dtype}, "seconds": seconds, "bytes": most}
+        case = {"n": n, "dtype": options.dtype} | ({"routine": "svd"} if options.routine == "svd" else {})
+        yield {"case": case, "seconds": seconds, "bytes": most}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, nargs="+", default=[8192, 16384, 32768])
+    parser.add_argument("--routine", choices=["eigh", "svd"], default="eigh")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     parser.add_argument("--only", nargs="+", choices=list(NAMES.values()), default=list(NAMES.values()))
     parser.add_argument("--block", type=int, default=512)
@@ -164,6 +177,8 @@ def main() -> None:
         small = ctx.random((2048, 2048), seed=1, **layout)
         small += small.T
         pb.linalg.eigh(small)  # loads libraries and kernels
+        if options.routine == "svd":
+            pb.linalg.svd(small, algo="cusolvermp")
         if isinstance(solver, Solver):
             one_gpu = METHODS[1]
             most, one_gpu.most = one_gpu.most, 0

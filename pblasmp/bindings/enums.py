@@ -60,6 +60,13 @@ class SolverStatus(IntEnum):
     INVALID_LICENSE = 11
 
 
+class EigMode(IntEnum):
+    """cusolverEigMode_t: whether vectors are computed."""
+
+    NOVECTOR = 0
+    VECTOR = 1
+
+
 class GridMapping(IntEnum):
     """cusolverMpGridMapping_t: how ranks fill a process grid."""
 
@@ -266,6 +273,7 @@ class DataType(IntEnum):
 C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
     "cublasMpStatus_t": (Status, "CUBLASMP_STATUS_"),
     "cusolverStatus_t": (SolverStatus, "CUSOLVER_STATUS_"),
+    "cusolverEigMode_t": (EigMode, "CUSOLVER_EIG_MODE_"),
     "cusolverMpGridMapping_t": (GridMapping, "CUSOLVERMP_GRID_MAPPING_"),
     "cublasMpGridLayout_t": (GridLayout, "CUBLASMP_GRID_LAYOUT_"),
     "cublasMpMatmulDescriptorAttribute_t": (MatmulAttribute, "CUBLASMP_MATMUL_DESCRIPTOR_ATTRIBUTE_"),

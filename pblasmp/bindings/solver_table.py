@@ -15,8 +15,8 @@ OLDEST_SOLVER = 800
 """The oldest supported version: earlier ones cannot change the stream, and those before 0.7 have no NCCL."""
 
 
-def _function(name: str, prototype: str) -> Function:
-    return Function("cusolverMp" + name, "cusolverStatus_t", parameters(prototype), OLDEST_SOLVER)
+def _function(name: str, prototype: str, since: int = OLDEST_SOLVER) -> Function:
+    return Function("cusolverMp" + name, "cusolverStatus_t", parameters(prototype), since)
 
 
 def _matrix(name: str, *, const: bool = False) -> str:
@@ -28,13 +28,16 @@ def _matrix(name: str, *, const: bool = False) -> str:
     )
 
 
-def _routine(name: str, *shared: str, after: str = "") -> tuple[Function, Function]:
+def _routine(
+    name: str, *shared: str, after: str = "", since: int = OLDEST_SOLVER
+) -> tuple[Function, Function]:
     """Return a routine on matrices and the query of its workspace.
 
     Args:
         name: of the routine.
         shared: what both take between the handle and the compute type.
         after: what the routine takes besides, before the compute type.
+        since: the first version that has it.
     """
     both = ", ".join(("cusolverMpHandle_t handle", *shared))
     compute = "cudaDataType_t computeType"
@@ -42,8 +45,8 @@ def _routine(name: str, *shared: str, after: str = "") -> tuple[Function, Functi
     buffers = "void* d_work, size_t workspaceInBytesOnDevice, void* h_work, size_t workspaceInBytesOnHost"
     made = both if not after else f"{both}, {after}"
     return (
-        _function(f"{name}_bufferSize", f"{both}, {compute}, {sizes}"),
-        _function(name, f"{made}, {compute}, {buffers}, int* info"),
+        _function(f"{name}_bufferSize", f"{both}, {compute}, {sizes}", since),
+        _function(name, f"{made}, {compute}, {buffers}, int* info", since),
     )
 
 
@@ -80,7 +83,11 @@ _ROWS = (
     *_routine("Ormqr", _SIDE, _TRANS, _M, _N, _K, _matrix("A", const=True), "const void* tau", _matrix("C")),
     *_routine("Gels", _TRANS, _M, _N, _NRHS, _matrix("A"), _matrix("B")),
     *_routine("Syevd", "char* jobz", _UPLO, _N, _matrix("A"), "void* w", _matrix("Q")),
-)
+    *_routine(
+        "Gesvd", "cusolverMpGesvdDescriptor_t how", "cusolverEigMode_t jobu", "cusolverEigMode_t jobvt", _M, _N,
+        _matrix("A"), "void* s", _matrix("U"), _matrix("VT"), since=900,
+    ),
+)  # fmt: skip
 
 SOLVER_FUNCTIONS: dict[str, Function] = {function.name: function for function in _ROWS}
 """The functions by name."""

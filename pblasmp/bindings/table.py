@@ -70,6 +70,7 @@ _HANDLES = {
     "cublasMpMatmulDescriptor_t",
     "cublasMpMatrixDescriptor_t",
     "cudaStream_t",
+    "cusolverMpGesvdDescriptor_t",
     "cusolverMpGrid_t",
     "cusolverMpHandle_t",
     "cusolverMpMatrixDescriptor_t",

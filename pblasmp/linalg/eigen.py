@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blas import level3
-from ..checks import of_eigenpairs
+from ..checks import of_eigenpairs, of_singular
 from ..comm import agree_after
 from ..engines.method import survey
 from ..engines.product import Found
@@ -229,52 +229,58 @@ class _Eigh(FactorizationCall[Any]):
         return Roles("eigh", self["a"], d=self.made, turned="a" * self.upper, options=options)
 
     def end(self, found: Found) -> tuple[Values, Matrix] | Values:
+        a, vectors, lower = self["a"], self.made, self.how["lower"]
         check: Callable[..., Verification] | None = of_eigenpairs if self.how["check"] else None
         if found.doubtful and check is None and self.how["algo"] == "auto":
             check = _glance
         if found.info and check is None:
             self.failed(found.info, f"has eigenvalues that the library does not find: INFO is {found.info}")
-        if check is not None and self.made is not None:
-            return self._confirmed(found.values, self.made, check)
-        assert found.values is not None
-        return found.values if self.made is None else (found.values, self.made)
+        if check is None or vectors is None:
+            assert found.values is not None
+            return found.values if vectors is None else (found.values, vectors)
 
-    def _confirmed(
-        self, values: Values | None, vectors: Matrix, check: Callable[..., Verification]
-    ) -> tuple[Values, Matrix]:
-        """Return eigenpairs that pass a check: these, if they were found, or those of another algorithm. Collective."""
-        engine, a = self.ctx.engine, self["a"]
-        error = Verification(math.inf, 0.0)
-        if values is not None:
-            error = check(a, values, vectors, self.how["lower"])
-            if error:
-                return values, vectors
-        verdicts = survey(engine, self.problem(), Options(algo=self.how["algo"]))
-        failed = {name: error for name, verdict in verdicts.items() if verdict.taken}
-        for name in [each for each in verdicts if each not in failed]:
-            how = {**self.how, "check": False, "algo": name}
+        def again(algo: str) -> tuple[Values, Matrix]:
+            how = {**self.how, "check": False, "algo": algo}
             del how["first"], how["last"]
-            try:
-                found: tuple[Values, Matrix] = _Eigh(
-                    a=a, out=vectors, subset_by_index=self._subset, **how
-                ).run()
-            except UnsupportedError:  # every rank's
-                continue
-            except FactorizationError:  # likewise
-                failed[name] = error
-                continue
-            failed[name] = check(a, *found, self.how["lower"])
-            if failed[name]:
-                logger.warning(
-                    "eigh: eigenvectors of %s were wrong, those of %s are right", next(iter(failed)), name
-                )
-                return found
-        with self.ctx.agreement(self.name):
-            texts = ", ".join(f"{name} {each.error:.1e}" for name, each in failed.items())
-            raise FactorizationError(
-                f"eigh: the eigenvectors are wrong, or not found, by every algorithm; relative errors: {texts}"
+            pairs: tuple[Values, Matrix] = _Eigh(a=a, out=vectors, subset_by_index=self._subset, **how).run()
+            return pairs
+
+        pairs = None if found.values is None else (found.values, vectors)
+        return _confirmed(self, pairs, lambda pairs: check(a, *pairs, lower), again)
+
+
+def _confirmed(
+    call: FactorizationCall[Any],
+    found: T | None,
+    check: Callable[[T], Verification],
+    again: Callable[[str], T],
+) -> T:
+    """Return what passes a check: what was found, if anything was, or what another algorithm finds. Collective."""
+    error = Verification(math.inf, 0.0) if found is None else check(found)
+    if found is not None and error:
+        return found
+    verdicts = survey(call.ctx.engine, call.problem(), Options(algo=call.how["algo"]))
+    failed = {name: error for name, verdict in verdicts.items() if verdict.taken}
+    for name in [each for each in verdicts if each not in failed]:
+        try:
+            found = again(name)
+        except UnsupportedError:  # every rank's
+            continue
+        except FactorizationError:  # likewise
+            failed[name] = error
+            continue
+        failed[name] = check(found)
+        if failed[name]:
+            logger.warning(
+                "%s: vectors of %s were wrong, those of %s are right", call.name, next(iter(failed)), name
             )
-        raise AssertionError
+            return found
+    with call.ctx.agreement(call.name):
+        texts = ", ".join(f"{name} {each.error:.1e}" for name, each in failed.items())
+        raise FactorizationError(
+            f"{call.name}: the vectors are wrong, or not found, by every algorithm; relative errors: {texts}"
+        )
+    raise AssertionError
 
 
 def _glance(a: Matrix, w: Values, v: Matrix, lower: bool) -> Verification:
@@ -378,8 +384,8 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
     results NaN.
 
     ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, on up to four ranks up
-    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one, whose
-    memory must hold it all.
+    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one; above
+    32,768 rows or columns, which its memory may not hold, cuSOLVERMp 0.9 or newer on all, whose vectors are checked.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -396,7 +402,7 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it, or no library is found; the message says which to install.
 
-    Source: LAPACK, ?GESDD; ScaLAPACK, P?GESVD.
+    Source: LAPACK, ?GESDD; ScaLAPACK, P?GESVD; cuSOLVERMp, cusolverMpGesvd.
 
     Example:
         >>> a = ctx.scatter(np.array([[0.0, 3], [4, 0]]), block=1)
@@ -484,11 +490,18 @@ class _Svd(_Singular[SvdResult]):
         return u
 
     def end(self, found: Found) -> SvdResult:
-        s, u, vh = self.values_of(found), self.written, self._vh
+        a, vh = self["a"], self._vh
         assert vh is not None
+        if found.doubtful and self.how["algo"] == "auto":
+            result = None if found.values is None else SvdResult(self.written, found.values, vh)
+            result = _confirmed(
+                self, result, lambda each: of_singular(a, *each), lambda algo: svd(a, algo=algo)
+            )
+        else:
+            result = SvdResult(self.written, self.values_of(found), vh)
         if self.how["full_matrices"]:
-            u, vh = _completed(u), _completed(vh.T).T
-        return SvdResult(u, s, vh)
+            result = SvdResult(_completed(result.u), result.s, _completed(result.vh.T).T)
+        return result
 
 
 class _Svdvals(_Singular[Values]):

@@ -17,10 +17,15 @@ from tests.helpers.slow import draws
 WIDE = ("float64", "complex128")
 
 
+def algorithms(ctx):
+    """Those that are here."""
+    several = not isinstance(solver_of(session_of(ctx.engine)), str)
+    return ("auto", "cusolver", *(["cusolvermp"] if several else []))
+
+
 def eigenvalues(ctx, rng, dtype):
     """All, a subset, values alone, and of a pair, by each algorithm; those of even orders are checked."""
-    several = not isinstance(solver_of(session_of(ctx.engine)), str)
-    for algo in ("auto", "cusolver", *(["cusolvermp"] if several else [])):
+    for algo in algorithms(ctx):
         for kind in ("all", "subset", "values", "pair"):
             for n in (1, 4 * int(rng.integers(1, 20)), int(rng.integers(1, 90))):
                 yield spectral_cases.eigh(ctx, rng, dtype, n, algo, kind=kind)
@@ -28,8 +33,9 @@ def eigenvalues(ctx, rng, dtype):
 
 def singular_values(ctx, rng, dtype):
     """Of tall and of wide matrices, full ones or not; then tiny, large and spoiled ones."""
-    for shape in ((1, 1), (1, 7), (40, 13), (13, 40), (30, 30)):
-        yield spectral_cases.svd(ctx, rng, dtype, shape, "auto")
+    for algo in algorithms(ctx):
+        for shape in ((1, 1), (1, 7), (40, 13), (13, 40), (30, 30), (300, 200)):
+            yield spectral_cases.svd(ctx, rng, dtype, shape, algo)
     yield from spectral_cases.svd_at_the_ends(ctx, rng, dtype)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cuSOLVERMp, simulated: C functions with the bindings' prototypes, on the memory of every rank's simulated GPU.
 
-It computes eigenvalues, and notes as faults what the library computes wrongly or never ends on.
+It computes eigenvalues and singular values, and notes as faults what the library computes wrongly or never ends on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class FakeSolver(SolverLibrary):
         calls: the functions called, without their prefix.
         faults: misuse seen.
         alive: handles that are not destroyed, and what they were made from.
+        spoils: whether singular vectors are wrong.
     """
+
+    spoils = False
 
     def __init__(self, gpu: FakeGpu, version: int = 901) -> None:
         self.gpu, self.path, self._answer = gpu, "a simulated cuSOLVERMp", version
@@ -91,7 +94,7 @@ class FakeSolver(SolverLibrary):
         if told["workspaceInBytesOnDevice"] < WORK[0] or told["workspaceInBytesOnHost"] < WORK[1]:
             self.faults.append(f"{short}: too small a workspace")
         blocks = set()
-        for name in (name for name in told if name.startswith("desc")):
+        for name in (name for name in told if name.startswith("desc") and told[name]):
             desc, letter = self.alive[told[name]], name[4:].lower()
             grid = self.alive[desc["grid"]]
             blocks.add((desc["MB_A"], desc["NB_A"], desc["grid"]))
@@ -170,4 +173,16 @@ class FakeSolver(SolverLibrary):
             vectors[:, equal] = vectors[:, equal + 1]
         self._array(told["w"], values.shape, values.dtype.str)[...] = values
         self._put(told, "q", vectors.astype(a.dtype))
+        self._put(told, "a", np.full_like(a, math.nan))
+
+    def _gesvd(self, told: dict[str, Any], a: np.ndarray) -> None:
+        assert not told["how"]
+        u, values, vt = np.linalg.svd(a, full_matrices=False)
+        if a.any() and not 0.5 <= np.abs(np.concatenate([a.real, a.imag])).max() <= 2:
+            u[:, 0] = 0  # nobody has tried it so near to the ends of the range
+        for letter, job, x in (("u", told["jobu"], u), ("vt", told["jobvt"], vt)):
+            assert bool(told[letter]) == bool(job)
+            if job:
+                self._put(told, letter, (x * (1 + self.spoils)).astype(a.dtype))
+        self._array(told["s"], values.shape, values.dtype.str)[...] = values
         self._put(told, "a", np.full_like(a, math.nan))

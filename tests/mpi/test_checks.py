@@ -96,10 +96,10 @@ def checked(ctx, rng):
     what, computed = "vectors", getattr(*inside.EIGENVALUES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*inside.EIGENVALUES, wrong)
-        words = ["eigh: the eigenvectors are wrong, or not found, by every algorithm", "lapack"]
+        words = ["eigh: the vectors are wrong, or not found, by every algorithm", "lapack"]
         patch.setenv("PBLASMP_SCALAPACK_LIBRARY", "/nowhere")
         yield "wrong", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, check=True)
-        words = ["eigh: the eigenvectors are wrong, or not found, by every algorithm"]
+        words = ["eigh: the vectors are wrong, or not found, by every algorithm"]
         yield "wrong pair", agreed_error(ctx, FactorizationError, words, pb.linalg.eigh, a, b, check=True)
         other = Other("scalapack", LapackProduct, 200, (0, 0))
         patch.setattr(ctx.engine, "methods", [*spectral_libraries.METHODS[:1], other], raising=False)

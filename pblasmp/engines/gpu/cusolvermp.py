@@ -12,15 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bindings import FillMode, GridMapping, SolverLibrary, version_text
+from ...bindings import (
+    SOLVER_FUNCTIONS,
+    EigMode,
+    FillMode,
+    GridMapping,
+    SolverLibrary,
+    version_text,
+)
 from ...errors import LibraryNotFoundError, PblasmpError, StatusError
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part
-from ..local.spectral import OneRankMethod, OneRankProduct, SpectralProduct
+from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
 from ..product import Found, Product
 from ..protocol import Engine, Method
-from ..request import AnyProblem, Operands, Options
+from ..request import Operands, Options
 from .session import Session, session_of
 from .types import DATA_TYPES
 
@@ -185,7 +192,7 @@ def work_layout(x: MatrixDescriptor, size: int) -> MatrixDescriptor:
 
 
 class CusolvermpProduct(SpectralProduct):
-    """Eigenvalues by cuSOLVERMp. Making and running one is collective over the context.
+    """Eigenvalues or singular values by cuSOLVERMp. Making and running one is collective over the context.
 
     Args:
         engine: where.
@@ -193,7 +200,7 @@ class CusolvermpProduct(SpectralProduct):
         problem: what is computed.
     """
 
-    always_scales = True  # near the ends of the range its eigenvectors are wrong
+    exponents = range(1)  # near the ends of the range its eigenvectors are wrong
 
     def __init__(self, engine: Engine, library: Cusolvermp, problem: FactorProblem) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
@@ -225,6 +232,22 @@ class CusolvermpProduct(SpectralProduct):
         first, last = self._problem.subset or (0, n - 1)
         return info, found[order[first : last + 1]], first
 
+    def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
+        library, work, cupy = self._library, self._a, self._library.runtime.cupy
+        (m, n), least = work.shape, min(work.shape)
+        values = cupy.zeros(least, np.dtype(work.dtype.char.lower()))
+        jobs = [EigMode.NOVECTOR if each is None else EigMode.VECTOR for each in (u, vh)]
+        with ExitStack() as closing:
+            of_a, of_u, of_vh = (
+                (library.address(x, number), 1, 1, library.descriptor(replace(work, shape=shape), x, closing))
+                if x is not None
+                else (None, 1, 1, None)
+                for number, (x, shape) in enumerate(((a, (m, n)), (u, (m, least)), (vh, (least, n))))
+            )
+            shared = (None, *jobs, m, n, *of_a, values.data.ptr, *of_u, *of_vh)
+            info = library.call("Gesvd", work.dtype, shared)
+        return info, cupy.asnumpy(values)
+
     def _sort(self, vectors: Array, order: NDArray[np.int64]) -> None:
         """Put column ``order[j]`` of the eigenvectors into column j, by way of whole rows. Collective."""
         size, n = self._engine.transport.size, len(order)
@@ -236,19 +259,21 @@ class CusolvermpProduct(SpectralProduct):
         move(self._engine, rows, self._a, (whole, vectors))
 
 
-class CusolvermpMethod(Method):
-    """cuSOLVERMp's syevd."""
+class CusolvermpMethod(SpectralMethod):
+    """cuSOLVERMp's syevd and gesvd."""
 
     name, least = "cusolvermp", 2.0
-
-    def serves(self, problem: AnyProblem) -> bool:
-        return isinstance(problem, FactorProblem) and problem.routine == "eigh"
 
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
     ) -> str:
         solver = solver_of(session_of(engine))
-        return solver if isinstance(solver, str) else ""
+        if isinstance(solver, str):
+            return solver
+        is_old = SOLVER_FUNCTIONS["cusolverMpGesvd"].symbol(solver.c.version) is None
+        if problem.routine == "svd" and is_old:
+            return f"singular values need cuSOLVERMp 0.9 or newer, found {version_text(solver.c.version)}"
+        return ""
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
@@ -258,14 +283,14 @@ class CusolvermpMethod(Method):
         return CusolvermpProduct(engine, solver, problem)
 
 
-_MOST = 16384  # rows and columns
+_MOST, _SINGULAR = 16384, 32768  # rows and columns: for singular values what the memory of one GPU holds
 
 
 class CusolverProduct(OneRankProduct):
     """Eigenvalues or singular values by cuSOLVER."""
 
     path = "cuSOLVER on one GPU"
-    always_scales = True
+    exponents = range(1)
 
     def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> Array:
         from cupy_backends.cuda.libs import cusolver
@@ -300,5 +325,5 @@ class CusolverProduct(OneRankProduct):
 
 METHODS: tuple[Method, ...] = (
     CusolvermpMethod(),
-    OneRankMethod("cusolver", CusolverProduct, _MOST, (sys.maxsize, sys.maxsize)),
+    OneRankMethod("cusolver", CusolverProduct, _MOST, (sys.maxsize, _SINGULAR)),
 )

@@ -158,7 +158,7 @@ class ScalapackProduct(SpectralProduct):
 class ElpaProduct(SpectralProduct):
     """Eigenvalues by ELPA."""
 
-    always_scales = True  # of elements below 1e-5 they are wrong
+    exponents = range(16)  # of elements below 1e-5 they are wrong
 
     def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))

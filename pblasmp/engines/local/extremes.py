@@ -37,7 +37,7 @@ def largest(xp: Any, arrays: Iterable[Array]) -> float:
     return float(found)
 
 
-def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = False) -> int:
+def scaling(size: float, dtype: np.dtype, *, root: bool = False, exponents: range | None = None) -> int:
     """Return the exponent of the power of two that brings ``size`` into the range in which LAPACK computes. Local.
 
     Args:
@@ -45,7 +45,7 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
         dtype: the element type.
         root: the range in which squares, and those of their roundings, neither overflow nor underflow. That of ?SYEVD
             is wider by the root of eps: at its lower end bisection loses a third of the digits.
-        always: bring it to 1 or a little more, unless it is between 1 and 65,536.
+        exponents: of two, among which that of ``size`` is to be instead: any other becomes the first.
 
     Source: LAPACK, ?GELS and ?SYEVD, whose factors are no powers of two and so round.
     """
@@ -54,8 +54,8 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, always: bool = 
     info = np.finfo(dtype)
     least = int(info.minexp) // (1 + root) + int(info.nmant)
     exponent = math.frexp(size)[1] - 1
-    if always:
-        return 0 if 0 <= exponent < 16 else -exponent
+    if exponents is not None:
+        return 0 if exponent in exponents else exponents.start - exponent
     return max(least - exponent, 0) + min(-least - 1 - exponent, 0)
 
 

@@ -42,11 +42,12 @@ class SpectralProduct(FactorProduct):
         work: the layout in which A is computed with.
 
     Attributes:
-        always_scales: whether the library is only right for matrices whose largest elements are not far from 1.
+        exponents: of two, those of largest elements for which the library is right; None: those for which LAPACK is.
         replaces: whether the library writes the eigenvectors in the place of A.
     """
 
-    always_scales = replaces = False
+    exponents: range | None = None
+    replaces = False
 
     def __init__(self, engine: Engine, problem: FactorProblem, work: MatrixDescriptor) -> None:
         self._engine, self._problem, self._a = engine, problem, work
@@ -113,7 +114,7 @@ class SpectralProduct(FactorProduct):
             The size of its largest element, and the exponent.
         """
         (size,) = largest_size(self._engine.transport.comm, largest(self._engine.xp, [array]))
-        exponent = scaling(size, array.dtype, root=True, always=self.always_scales)
+        exponent = scaling(size, array.dtype, root=True, exponents=self.exponents)
         self._engine.operations.scale_by_power(array, exponent)
         return size, exponent
 

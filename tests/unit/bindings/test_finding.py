@@ -257,7 +257,7 @@ def test_cusolvermp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: C
     ):
         library.cusolverMpGels()
     with pytest.raises(AttributeError, match="cuSOLVERMp has no function"):
-        library.cusolverMpGesvd()
+        library.cusolverMpPolar()
     old = solver_wheel(tmp_path / "old", 702)
     with pytest.raises(UnsupportedError, match=r"it needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at"):
         SolverLibrary(old).check_version(1)

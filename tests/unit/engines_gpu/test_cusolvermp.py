@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu import cusolvermp
 from pblasmp.errors import LibraryNotFoundError
+from tests.helpers import spectral_cases
 from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.fakesolver import FakeSolver
 from tests.helpers.machine import Multiplying, Witness, machine
@@ -39,6 +41,8 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
                 yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
             yield from calls(ctx, rng)
             yield from chosen(ctx)
+            if ctx.size > 1:
+                yield from wrong_singular_vectors(ctx, solver)
         solver.assert_clean()
         lib.assert_clean()
         lib.gpu.assert_clean()
@@ -75,13 +79,30 @@ def calls(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]
 
 
 def singular_values(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
-    """By one GPU, of any size."""
+    """By one GPU, of any size, and by all with cuSOLVERMp's gesvd."""
     whole = rng.standard_normal((7, 4)) * 1e-200
     a = scattered(ctx, pb.MatrixDescriptor((7, 4), (2, 3), pb.Grid.squarest(ctx.size)), whole)
     u, s, vh = pb.linalg.svd(a)
     near = np.allclose((u.allgather() * (s * 1e200)) @ vh.allgather(), whole * 1e200)
     same = np.allclose(s, pb.linalg.svdvals(a), rtol=1e-12, atol=0) and (np.diff(s) <= 0).all()
     yield "svd", None if near and same else f"{s}"
+    for dtype in TYPES:
+        for shape in ((1, 1), (3, 17), (17, 3), (int(rng.integers(2, 20)), int(rng.integers(2, 20)))):
+            yield spectral_cases.svd(ctx, rng, dtype, shape, "cusolvermp")
+
+
+def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tuple[str, Any]]:
+    """Those that "auto" finds are checked, and found again by one GPU."""
+    whole = np.arange(24.0).reshape(6, 4) + np.eye(6, 4)
+    a = ctx.scatter(whole, block=2)
+    solver.spoils, method = True, cusolvermp.METHODS[1]
+    with mock.patch.multiple(method, most=0, singular=(0, 0)):
+        u, s, vh = pb.linalg.svd(a)
+        by_name = pb.linalg.svd(a, algo="cusolvermp")
+    solver.spoils = False
+    near = np.allclose((u.allgather() * s) @ vh.allgather(), whole)
+    kept = np.allclose((by_name.u.allgather() * s) @ by_name.vh.allgather(), whole)
+    yield "spoiled", None if near and not kept else f"{s} {near}"
 
 
 def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
@@ -163,6 +184,14 @@ def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
             words = ["needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at a simulated"]
             yield "old", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, ctx.eye(6))
         old.assert_clean()
+        middle = opened(lib, patch, version=801)
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            words = ["algo 'cusolvermp': singular values need cuSOLVERMp 0.9 or newer, found 0.8.1"]
+            yield (
+                "0.8",
+                agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.svd, ctx.eye(6), algo="cusolvermp"),
+            )
+        middle.assert_clean()
         lib.gpu.assert_clean()
 
 
