@@ -33,6 +33,10 @@ _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
+_SHORT = DTYPES["bfloat16"], DTYPES["float16"]
+_BY_CUBLAS = 1.5e11  # operations: cuBLAS's kernels are as fast on H200, from 5e11 on 6 % slower
+_ANY_ALGORITHM = -1
+
 Op = Literal["N", "T", "C"]
 
 
@@ -184,6 +188,9 @@ class LocalProducts:
             ArgumentError: the shapes do not fit together.
             UnsupportedError: cuBLASLt has no such product.
         """
+        plain = batch is None and compute is None and (c is None or c is d) and finish == PLAIN
+        if plain and self._by_cublas(stream, (x, w, d), (op_x, op_w), alpha, beta, lane):
+            return
         if c is None:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
@@ -201,6 +208,35 @@ class LocalProducts:
             d.address, product.layouts[3],
             product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
+
+    def _by_cublas(
+        self,
+        stream: int,
+        views: tuple[View, View, View],
+        ops: tuple[Op, Op],
+        alpha: complex,
+        beta: complex,
+        lane: str,
+    ) -> bool:
+        """Queue a product that cuBLAS computes as fast as cuBLASLt; return whether it is one. Local.
+
+        cuBLASLt takes 0.4 ms of the host to find how it computes one of new sizes, cuBLAS 0.02.
+        """
+        (x, w, d), (op_x, op_w) = views, ops
+        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
+        inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
+        types = {x.dtype, w.dtype, d.dtype}
+        if len(types) > 1 or x.dtype not in _SHORT or 2 * m * n * k > _BY_CUBLAS:
+            return False
+        if not (m and n and k) or (k, m, n) != (inner, d.rows, d.cols):
+            return False
+        kind, of = accumulation_dtype(x.dtype), _data_type(x.dtype)
+        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        self.cublas.gemm_ex(
+            self.solver(stream, lane), OPS[op_w], OPS[op_x], n, m, k, at, w.address, of, w.ld, x.address, of, x.ld,
+            at + kind.itemsize, d.address, of, d.ld, int(compute_type(x.dtype, None)), _ANY_ALGORITHM,
+        )  # fmt: skip
+        return True
 
     def gemm(
         self,
