@@ -21,13 +21,18 @@ from tests.helpers.fakelt import Epilogue, FakeLt
 
 @pytest.fixture
 def lt() -> FakeLt:
-    return FakeLt()
+    made: Any = FakeLt()
+    made.by_cublas = []
+    return made  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def products(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> LocalProducts:
     made = []
-    cublas = SimpleNamespace(create=lambda: 1, destroy=lambda handle: None)
+    nothing, by_cublas = lambda *_: None, lt.by_cublas
+    cublas = SimpleNamespace(create=lambda: 1, destroy=nothing, set_stream=nothing, set_workspace=nothing,
+                             gemm_ex=lambda *given: by_cublas.append(given))  # fmt: skip
+    monkeypatch.setattr(lt_module, "_BY_CUBLAS", 0)
     modules = {"nvmath": None, "nvmath.bindings": SimpleNamespace(cublas=cublas, cublasLt=lt)}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module or SimpleNamespace())
@@ -58,6 +63,24 @@ def test_the_transpose_is_asked_for(lt, products):
     assert (call["compute"], call["scale"]) == (ComputeType.COMPUTE_32F, DataType.R_32F)
     assert (call["alpha"], call["beta"], call["EPILOGUE"]) == (2, 0, 1)
     assert call["workspace"] == (0x7000, WORKSPACE_BYTES)
+
+
+def test_small_products_of_16_bits_are_those_of_cublas(lt, products, monkeypatch):
+    monkeypatch.setattr(lt_module, "_BY_CUBLAS", 2 * 30 * 20 * 50)
+    x, w, d = view(30, 50, at=0x1000, ld=56), view(20, 50, at=0x2000), view(30, 20, at=0x3000, ld=24)
+    products.multiply(9, x, w, d, op_w="T", alpha=2)
+    ((_, op_w, op_x, n, m, k, *factors),) = lt.by_cublas
+    bf16 = DataType.R_16BF
+    assert (op_w, op_x, n, m, k) == (1, 0, 20, 30, 50)
+    assert factors[1:7] == [0x2000, bf16, 50, 0x1000, bf16, 56]
+    assert factors[8:] == [0x3000, bf16, 24, ComputeType.COMPUTE_32F, -1]
+    wide = view(30, 20, "float32")
+    for of_x, of_d, how in (
+        (view(31, 50), view(31, 20), {}), (x, wide, {}), (x, d, {"c": view(30, 20), "beta": 1}),
+        (x, d, {"finish": Fused(bias=64)}), (x, d, {"batch": Batch(2, 1500, 0, 600, 600)}),
+    ):  # fmt: skip
+        products.multiply(9, of_x, w, of_d, op_w="T", **how)
+    assert (len(lt.by_cublas), len(lt.calls)) == (1, 5)
 
 
 @pytest.mark.parametrize("op_x", "NTC")
