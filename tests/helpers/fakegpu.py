@@ -935,6 +935,7 @@ class FakeGpu:
         }  # fmt: skip
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
+            gemm_ex=checked(self._cublas().gemmEx) if self.computes else queued,
             set_stream=set_stream, set_workspace=set_workspace, set_math_mode=set_math_mode,
             Math=SimpleNamespace(DEFAULT_MATH=0, TF32_TENSOR_OP_MATH=3), **(dict.fromkeys(names, queued) | computed),
         )  # fmt: skip
@@ -953,7 +954,8 @@ class FakeGpu:
             alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
             beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
         ) -> None:  # fmt: skip
-            assert (handle, algo) == (77, -1)
+            assert algo == -1
+            assert handle in self.solvers or handle == 77
             self.events.append(("gemm", self.stream, (m, n, k)))
             names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
             kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
