@@ -112,6 +112,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     return found
 
 
+@lru_cache(64)
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     """Return the type in which products of ``dtype`` are summed: float32 for types of 16 and 8 bits. Local."""
     return DTYPES[element_type(dtype).accumulation]

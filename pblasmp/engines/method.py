@@ -92,7 +92,7 @@ class Verdict:
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """The algorithm that was taken for a problem.
 
@@ -140,7 +140,9 @@ class Taken:
         if measured or (known[name].cost(engine, problem, options), self.number) > self._least_of_others():
             left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
             name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
-        return None if name in refused else replace(self, name=name, problem=problem, measured=measured)
+        if name in refused:
+            return None
+        return Taken(name, known, problem, options, self.follows, measured, refused, self.least)
 
     def _least_of_others(self) -> tuple[float, int]:
         """Return what the cheapest of the others that may be taken costs at least, and its number. Local."""

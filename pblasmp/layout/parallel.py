@@ -175,7 +175,11 @@ class ParallelProblem(Problem):
         Rows of X and of the result stay as many bytes apart.
         """
         tokens = (first * inner,) * self.size
-        return replace(self, tokens=tokens, rows=self._rows_of(tokens, inner), inner=inner)
+        return ParallelProblem(
+            self.form, tokens, self.inputs, self.outputs, self._rows_of(tokens, inner), self.dtype, self.w_dtype,
+            self.out_dtype, self.c_dtype, self.outputs_first, inner, self.return_gathered, self.row_bytes, self.turned,
+            self.transposed, self.conjugated,
+        )  # fmt: skip
 
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""

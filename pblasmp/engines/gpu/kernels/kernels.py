@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....dtypes import accumulation_dtype
+from ....dtypes import DTYPES, FLOAT8, accumulation_dtype
 from ....errors import ArgumentError
 from .compiler import CompiledKernels, Launch, cuda
 from .views import Move, View
@@ -29,15 +30,12 @@ _TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
 
 _TYPES = {
-    "float64": "double",
-    "float32": "float",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "complex64": "c64",
-    "complex128": "c128",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
+    (DTYPES | FLOAT8)[name]: of
+    for name, of in {
+        "float64": "double", "float32": "float", "float16": "fp16", "bfloat16": "bf16", "complex64": "c64",
+        "complex128": "c128", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+    }.items()
+}  # fmt: skip
 _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2}
 
 _WORDS = {16: "quad", 8: "u64", 4: "u32", 2: "u16", 1: "u8"}
@@ -186,7 +184,7 @@ class Kernels(CompiledKernels):
             "BIAS": bias.dtype if bias else exact,
         }  # fmt: skip
         macros: dict[str, Any] = {
-            **{name: _TYPES[dtype.name] for name, dtype in types.items()},
+            **{name: _TYPES[dtype] for name, dtype in types.items()},
             "P": len(parts), "OUTS": len(outs), "V": width, "INDEX": _index(first.rows * lines),
         }  # fmt: skip
         if out.dtype.itemsize == 1:
@@ -306,7 +304,7 @@ class Kernels(CompiledKernels):
             uplo = {"L": "U", "U": "L", "": ""}[uplo]
         strides = [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
         macros: dict[str, Any] = {
-            "ELEMENT": _TYPES[dtype.name], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
+            "ELEMENT": _TYPES[dtype], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
             "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0),
         }  # fmt: skip
         rest = (
@@ -403,6 +401,7 @@ def _scalar(value: complex, dtype: np.dtype) -> tuple[float, ...]:
     return (float(number.real), float(number.imag)) if dtype.kind == "c" else (float(number),)
 
 
+@cache
 def _letters(dtype: np.dtype) -> str:
     """Return the type of such a scalar among a kernel's parameters."""
     return {"float32": "f", "float64": "d", "complex64": "2f", "complex128": "2d"}[dtype.name]
