@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
 
-Also triangular solves, through cuBLAS. The bindings are nvmath-python's: a call takes a microsecond, where ctypes with
-16 arguments takes several, and CuPy's cuBLAS cannot be recorded.
+Also triangular solves and small plain products of 16 bits, through cuBLAS. The bindings are nvmath-python's: a call
+takes a microsecond, where ctypes with 16 arguments takes several, and CuPy's cuBLAS cannot be recorded.
 
 Matrices are row-major. cuBLASLt's are column-major, so it computes the transpose, D^T = op(W)^T op(X)^T: row-major
 memory already holds the transpose, and the letters of op stay the same.
