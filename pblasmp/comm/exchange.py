@@ -233,6 +233,15 @@ class Exchange:
         self._limit = message_elements(dtype.itemsize)
 
     @cached_property
+    def gathers(self) -> bool:
+        """Whether every rank has a part of one size and gets all parts: the same on every rank."""
+        src, dst = self._sides
+        one, size = dst.rows.nprocs == dst.cols.nprocs == 1, self._comm.size
+        each = [{*cells.ranks.flat} for cells in (src.cells, dst.cells) if cells.ranks.shape == (size, 1)]
+        sizes = {*_sizes(src, dst).flat} if one and size > 1 and list(map(len, each)) == [size, size] else {0}
+        return len(sizes) == 1 and sizes != {0}
+
+    @cached_property
     def largest_bytes(self) -> int:
         """The most bytes that any rank sends to another one: the same on every rank."""
         src, dst = self._sides

@@ -546,6 +546,7 @@ class FakeGpu:
 
     def _all_gather(self, of: int, to: int, nbytes: int, kind: int, comm: Any, stream: int) -> None:
         """NCCL's all-gather of bytes, by MPI."""
+        self.events.append(("all_gather", stream, nbytes))
         if not self.computes:
             return
         ranks, mine = self.communicators[int(comm)], fakelapack.vector(of, nbytes, "u1")

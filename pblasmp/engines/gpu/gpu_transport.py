@@ -67,19 +67,33 @@ class GpuTransport(Transport):
     def pushes(self, exchange: Exchange) -> bool:
         """Return whether messages to ranks whose memory this GPU reaches are pushed by copy engines. Local."""
         largest = exchange.largest_bytes
-        return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
+        fits = self.inbox is not None and largest > 0 and self.inbox.takes(largest)
+        return fits and not self.gathers(exchange)
+
+    def gathers(self, exchange: Exchange) -> bool:
+        """Return whether NCCL's AllGather does an exchange: it sends to each node once, in larger chunks. Local."""
+        return len(self.domains) > 1 and exchange.gathers
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Queue messages, as one group, after what CuPy's current stream has so far. Local."""
+        arrays = [array for array, _ in (*sends, *receives)]
+        return self._queued(partial(self._nccl.exchange, self._stream.ptr, sends, receives), arrays)
+
+    def gather(self, of: Array, to: Array) -> Transfer:
+        """Queue an AllGather of contiguous arrays of one size, likewise. Local to queue, collective to run."""
+        return self._queued(partial(self._nccl.all_gather, self._stream.ptr, of, to), [of, to])
+
+    def _queued(self, queue: Callable[[], None], arrays: list[Array]) -> Transfer:
+        """Queue NCCL's work on arrays after what CuPy's current stream has so far. Local."""
         cupy = self._cupy
         self._runtime.follow_stream()
         event = cupy.cuda.Event(disable_timing=True)
         event.record(cupy.cuda.get_current_stream())
         self._stream.wait_event(event)
-        self._nccl.exchange(self._stream.ptr, sends, receives)
+        queue()
         done = cupy.cuda.Event(disable_timing=True)
         done.record(self._stream)
-        return _NcclMessages(cupy, done, [array for array, _ in (*sends, *receives)])
+        return _NcclMessages(cupy, done, arrays)
 
     def start_exchange(
         self,
@@ -195,14 +209,27 @@ class _QueuedExchange:
             }
             self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
-        for rank in sorted({*exchange.sends, *exchange.receives} - near):
+        gathers = transport.gathers(exchange)
+        for rank in () if gathers else sorted({*exchange.sends, *exchange.receives} - near):
             sends += [(self._message(part), rank) for part in exchange.sends.get(rank, ())]
             receives += [(self._place(part), rank) for part in exchange.receives.get(rank, ())]
-        if sends or receives:
+        if gathers:
+            self._messages = self._gather()
+        elif sends or receives:
             self._messages = transport.start(sends, receives)
         for part in exchange.copies:
             of, to = self._src[part.src], self._dst[part.dst]
             transport.copy_piece(to, of, part.piece, conjugate=self._conjugate)
+
+    def _gather(self) -> Transfer:
+        """Queue an AllGather of all ranks' parts, which are unpacked when they have come."""
+        mine = self._message(next(iter(self._exchange.sends.values()))[0])
+        everyones = self._cupy.empty((self._transport.size, mine.size), self._kind)
+        for rank, (part,) in self._exchange.receives.items():
+            shape = part.piece.shape if self._order == "C" else part.piece.shape[::-1]
+            there = everyones[rank].reshape(shape)
+            self._arriving.append((part, there if self._order == "C" else there.T))
+        return self._transport.gather(mine, everyones)
 
     def _message(self, part: Any) -> Array:
         """Return the contiguous entries of a message to NCCL: in the local array, or packed."""

@@ -337,3 +337,18 @@ def test_planning_looks_at_no_cells_that_share_nothing(monkeypatch):
     exchange = Exchange(SimpleNamespace(rank=37), Side.of(d), Side.of(other), np.dtype("float64"))
     parts = [*exchange.copies, *itertools.chain(*exchange.sends.values(), *exchange.receives.values())]
     assert len(seen) - 2 == 2 * len(parts) <= 2 * 8
+
+
+@pytest.mark.parametrize(("grid", "k", "getters", "gathers"), [
+    (pb.Grid(1, 3), 24, (0, 1, 2), True), (pb.Grid(1, 3), 20, (0, 1, 2), False), (pb.Grid(1, 3), 24, (0, 1), False),
+    (pb.Grid(1, 2), 24, (0, 1, 2), False), (pb.Grid(3, 1), 0, (0, 1, 2), False),
+])  # fmt: skip
+def test_an_exchange_is_an_all_gather_if_all_have_as_much_and_get_all(grid, k, getters, gathers):
+    d = pb.MatrixDescriptor((6, k), (2, 4), grid)
+    whole = Cells.of([Cell((0, 0), (rank,)) for rank in getters])
+    for rank in range(3):
+        ranks = SimpleNamespace(rank=rank, size=3)
+        dst = Side(Axis.whole(6), Axis.whole(k), whole, "C")
+        assert Exchange(ranks, Side.of(d), dst, np.dtype("float32")).gathers is gathers
+    halves = Side(Axis(6, 3, 0, 2), Axis.whole(k), Cells.of([Cell((0, 0), (0,)), Cell((1, 0), (1,))]), "C")
+    assert not Exchange(ranks, Side.of(d), halves, np.dtype("float32")).gathers

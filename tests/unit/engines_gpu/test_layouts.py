@@ -21,14 +21,33 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
 
-def calls(comm: Any, path: str, count: int) -> Any:
+def calls(comm: Any, path: str, count: int, between: bool = False) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for routine in ("matmul", *ROUTINES):
                 for seed in range(count * (1 + 4 * (routine == "matmul"))):
                     yield f"{routine} {seed}", one_call(ctx, routine, "auto", seed) or None
+            yield from gathered(ctx, lib, between)
         lib.assert_clean()
         lib.gpu.assert_clean()
+
+
+def gathered(ctx: pb.Context, lib: Any, between: bool) -> Any:
+    """Parts of one size that all ranks get: between nodes by one AllGather, also if they are packed and conjugated."""
+    rng, size = np.random.default_rng(7), ctx.size
+    for order, grid, op in itertools.product("CF", (pb.Grid(1, size), pb.Grid(size, 1)), "NC"):
+        of_a, of_b = (
+            pb.MatrixDescriptor((6 * size,) * 2, block, grid, dtype="complex64", order=order)
+            for block in ((3, 2), (2, 3))
+        )
+        x, y = (rng.integers(-4, 5, (6 * size, 6 * size, 2)) @ [1, 1j] for _ in range(2))
+        a, b = ctx.scatter(x.astype("complex64"), of_a), ctx.scatter(y.astype("complex64"), of_b)
+        lib.gpu.events.clear()
+        found = pb.matmul(a, b, op_a=op, algo="gathered").allgather()
+        expected = (x if op == "N" else x.conj().T) @ y
+        wrong = None if np.array_equal(found, expected) else f"{found - expected}"
+        several = bool(lib.gpu.did("all_gather")) is between or "another way"
+        yield f"gathered {order} {grid} {op}", wrong or (None if several is True else several)
 
 
 def pblas_names(comm: Any, path: str, count: int) -> Any:
@@ -97,6 +116,13 @@ def test_local_names(stand_in):
 @pytest.mark.parametrize("ranks", [1, *only_long(2), 4])
 def test_calls(stand_in, ranks):
     run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8))
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [2, *only_long(3, 4)])
+def test_calls_between_nodes(stand_in, ranks, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
+    run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8), between=True)
 
 
 @starts_ranks

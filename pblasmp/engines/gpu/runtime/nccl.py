@@ -137,6 +137,11 @@ class Nccl:
         finally:
             bindings.group_end()
 
+    def all_gather(self, stream: int, of: Array, to: Array) -> None:
+        """Queue gathering each rank's contiguous array, of equal sizes, end to end at all ranks. Collective to run."""
+        at, handle = int(to.data.ptr), self.handle
+        self._bindings.all_gather(int(of.data.ptr), at, of.nbytes, _BYTE, handle, stream)
+
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
         bindings, handle = self._bindings, self.handle
