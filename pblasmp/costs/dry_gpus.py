@@ -111,7 +111,7 @@ class _DryGpuOperations(DryOperations):
     """The operations of a GPU, which count instead of computing."""
 
     own_panels: Any = _PassedPanels
-    grid_panels: Any = None
+    factor_wait = GpuFactorOperations.factor_wait
     spread: Any = _DrySpread
     gemqrt: Any = None  # reflectors are applied by products
     tile, band, coarser = GpuFactorOperations.tile, GpuFactorOperations.band, GpuFactorOperations.coarser

@@ -51,7 +51,9 @@ class Operations(Protocol):
         factor_wait: elements that travel between nodes in the time in which a rank waits for another one.
         own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
             share memory have all their matrices on a grid.
-        grid_panels: makes panels that the ranks of a process column share; None: a rank has its panels whole.
+        grid_panels: makes panels that the ranks of a process column share, all of which reach each other; None: a rank
+            has its panels whole.
+        split_panels: makes those of which ranks of several nodes have parts.
         shared_from: elements that each of these ranks has of a panel, at least: for small ones, the host of every rank
             takes longer than its GPU.
         shared_width: columns of a shared panel, or as many as a block has if it is narrower.
@@ -73,6 +75,7 @@ class Operations(Protocol):
     factor_wait: int
     own_panels: Any
     grid_panels: Any
+    split_panels: Any
     shared_from: int
     shared_width: int
     spread: Any

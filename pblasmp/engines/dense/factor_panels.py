@@ -29,7 +29,7 @@ from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, set_diagonal, window_of
 from ..protocol import Engine, Operations
 from ..request import LocalArray
-from .panel_shape import PanelShape, is_shared
+from .panel_shape import PanelShape, are_split, is_shared
 from .reflector import Reflector
 
 Array = Any
@@ -346,7 +346,8 @@ class Workbench:
         sizes += [ld * shape.cols * item for ld, shape in zip(self._ld, shapes, strict=True)]
         self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
         self.nbytes = self._at[-1]
-        self._own = self.operations.own_panels if first.grid is None else self.operations.grid_panels
+        on_grid = self.operations.split_panels if are_split(engine) else self.operations.grid_panels
+        self._own = self.operations.own_panels if first.grid is None else on_grid
         if self.shared and not engine.transport.fits(self.nbytes)[0]:
             raise MemoryError(
                 f"a factorization needs {self.nbytes} bytes that the ranks of a node share, which are not available"
@@ -460,7 +461,8 @@ class Workbench:
 
         If matrices are moved between ranks, it is the same on every rank.
         """
-        if self.operations.own_panels is None and self.engine.transport.size > 1:
+        on_grid = self.operations.own_panels is None or self._shapes[0].grid is not None
+        if on_grid and are_split(self.engine) and self.engine.transport.size > 1:
             return False
         if not self.shared:
             alone = self.engine.transport.size == 1

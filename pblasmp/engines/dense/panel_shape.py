@@ -97,6 +97,11 @@ def is_shared(engine: Engine) -> bool:
     )
 
 
+def are_split(engine: Engine) -> bool:
+    """Return whether panels on a grid are parts of ranks that do not all reach each other's memory. Local."""
+    return engine.operations.own_panels is None or len(engine.transport.domains) > 1
+
+
 def shape_of(
     engine: Engine, d: MatrixDescriptor, routine: str, *, narrow: bool = False, shared: bool = False
 ) -> PanelShape:
@@ -114,11 +119,12 @@ def shape_of(
     usual = operations.panel_width(min(rows, cols))
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
-        if operations.own_panels is None:
-            nodes = tuple(map(tuple, engine.transport.domains))
-            return _shape_on_nodes(d, width, nodes, routine, operations.factor_wait)
-        kept = size > 1
-        made = _shape_on_grid(operations, d, width, size) if kept and shared else None
+        made, kept, split = None, size > 1, are_split(engine)
+        if split:
+            nodes, whole = tuple(map(tuple, engine.transport.domains)), operations.own_panels is not None
+            made = _shape_on_nodes(d, width, nodes, routine, operations.factor_wait, whole)
+        elif kept and shared:
+            made = _shape_on_grid(operations, d, width, size)
         made = made or (_shape_of_blocks(d, width, size) if kept else None)
         return made or PanelShape(rows, cols, width, size)
     workers = min(size, operations.workers)
@@ -136,8 +142,11 @@ def _shape_on_nodes(
     nodes: tuple[tuple[int, ...], ...],
     routine: str,
     wait: float,
-) -> PanelShape:
+    whole: bool,
+) -> PanelShape | None:
     """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local.
+
+    None if ranks wait less when all get all panels.
 
     Args:
         d: the matrix's layout.
@@ -145,6 +154,7 @@ def _shape_on_nodes(
         nodes: the ranks of each.
         routine: what ``FactorProblem`` calls it.
         wait: elements that a rank could get while it waits for its column once.
+        whole: ranks may have panels whole.
     """
     (rows, cols), size = d.shape, sum(map(len, nodes))
     least = min(rows, cols)
@@ -183,6 +193,8 @@ def _shape_on_nodes(
             grids = (Grid(down, size // down, order) for order in ("row", "col"))
             shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
     best = min(shapes, key=cost)
+    if whole and lower * travels(range(size)) <= cost(best):
+        return None
     if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
         own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
         if d.same_places(own.described(d.dtype)) and cost(own) <= _WORTH * cost(best):

@@ -53,28 +53,25 @@ class GpuFactorOperations(GpuOperations):
         kernels: what is compiled for them.
         inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks; with a diagonal of
             ones, twice as many equations.
-        splits_panels: between nodes panels travel along process rows and columns, as those of CPU ranks. Off until that
-            is measured on more than two hosts: on two it took 1.4 times as long.
     """
 
     workers = 1 << 30
-    factor_alone = factor_wait = 0
+    factor_alone = 0
+    factor_wait = 1_400_000  # 3.5 ms at 3.3 GB/s: a wait of 0.9 ms over sockets, as bytes between nodes count
     own_panels: Any = QueuedPanels
     grid_panels: Any = GridPanels
+    split_panels: Any = SplitPanels
     spread: Any = QueuedSpread
     shared_from = 6_000_000
     shared_width = 1024
     gemqrt: Any = None
     factor_width = 0
     inverts = 1024, 128
-    splits_panels = False
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._lapack: Any = None
         runtime = session.runtime
-        if self.splits_panels and len(session.gpu.domains) > 1 < len(runtime.nodes):
-            self.own_panels, self.grid_panels = None, SplitPanels
         self.kernels = FactorKernels(self.xp, runtime.shared_memory, runtime.multiprocessors)
 
     @contextmanager

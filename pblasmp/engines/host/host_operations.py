@@ -56,7 +56,8 @@ class HostOperations(Operations):
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     factor_wait = 100_000  # 80 microseconds at 10 GB/s
     own_panels: Any = None
-    grid_panels: Any = SplitPanels
+    grid_panels: Any = None
+    split_panels: Any = SplitPanels
     spread: Any = None
     shared_from = shared_width = 0
 

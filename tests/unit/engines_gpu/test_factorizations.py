@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -51,7 +52,7 @@ def everything(comm: Any, path: str, between: bool = False) -> Any:
         machine(path, Multiplying, comm=comm) as lib,
         mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
         mock.patch.object(SplitPanels, "_publish", autospec=True, side_effect=SplitPanels._publish) as split,
-        mock.patch.object(GpuFactorOperations, "splits_panels", between),
+        mock.patch.object(GpuFactorOperations, "own_panels", None if between else QueuedPanels),
         mock.patch.object(panel_shape, "ROUNDS", 0),  # small blocks are groups of panels, too
         mock.patch.object(factor, "_MOST", 5),  # exchanges of rows take several kernels
         mock.patch.object(factor, "_FEW", 2),
@@ -577,3 +578,21 @@ def test_panels_of_lu_fit_into_registers_and_multiprocessors(shared_memory, mult
                 a_thread = -(-each // factor._ROWS)
                 held = (1 << (a_thread - 1).bit_length()) * (1 << (cols - 1).bit_length()) * dtype.itemsize
                 assert held <= factor._REGISTERS
+
+
+@pytest.mark.parametrize(("hosts", "n", "grid"), [
+    (2, 65536, None), (4, 4096, None), (4, 32768, (2, 2)), (16, 16384, (4, 4)), (16, 1024, None),
+])  # fmt: skip
+def test_large_matrices_have_panels_in_two_dimensions_on_more_than_two_hosts(
+    hosts: int, n: int, grid: tuple[int, int] | None
+) -> None:
+    """A rank gets less then, but waits more often."""
+    nodes = tuple((rank,) for rank in range(hosts))
+    transport = SimpleNamespace(size=hosts, domains=nodes, nodes=nodes)
+    operations = SimpleNamespace(
+        own_panels=QueuedPanels, panel_width=lambda _: 512, factor_wait=GpuFactorOperations.factor_wait
+    )
+    engine: Any = SimpleNamespace(operations=operations, transport=transport)
+    d = pb.MatrixDescriptor((n, n), (512, 512), pb.Grid.squarest(hosts), order="F")
+    found = panel_shape.shape_of(engine, d, "cholesky")
+    assert (found.grid and found.grid.shape) == grid
