@@ -20,9 +20,9 @@ from ..errors import ArgumentError
 from .build import BUILD, LIBRARY, digest
 
 __all__ = [
-    "BLAS", "BUILD", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH", "STATUSES",
-    "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core", "LaunchState",
-    "PostState", "SheetState", "load", "pack_request", "stale", "why_not",
+    "BLAS", "BUILD", "COME", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH",
+    "STATUSES", "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core",
+    "LaunchState", "PostState", "SheetState", "load", "pack_request", "stale", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
@@ -74,6 +74,7 @@ BLAS = (
 )
 PIVOTS = 256
 SCRATCH = (1 << 19) + (1 << 18)  # bytes
+COME = 0x5EA5  # as in call.h
 WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _LETTERS = 4  # s, d, c, z
 MATRIX = struct.Struct("=16q8s3q")

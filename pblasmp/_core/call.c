@@ -327,7 +327,7 @@ void have_flags(call *c, int64_t count)
 
 int await_flag(const call *c, int i)
 {
-    return flag_await(c->flags, i, (int)c->yields) || !c->waits((int64_t)(intptr_t)(c->flags + i)) ? OK : BROKEN;
+    return flag_await(c->flags, i, (int)c->yields) || c->waits((int64_t)(intptr_t)(c->flags + i)) == COME ? OK : BROKEN;
 }
 
 void collect(const call *c, const view *d, const slabs *sums, const span *parts, const double beta[2])

@@ -146,7 +146,10 @@ typedef int phase(call *c);
 typedef void visit(call *c, const piece *p);
 /* What the BLAS computes on local operands, or on copies of all of them: d of m x n from x and y. */
 typedef void kernel(const call *c, int64_t m, int64_t n, operand x, operand y, operand d);
-typedef int wait(int64_t flag); /* or for messages: returns 0 once it is up; else the call is broken */
+/* Wait for a flag, or for messages; return COME once it is up: anything else, even what a function leaves that an exception
+ * of a signal has ended, breaks the call. */
+enum { COME = 0x5EA5 };
+typedef int wait(int64_t flag);
 typedef void blas(void);
 
 struct call {

@@ -235,7 +235,7 @@ static int64_t unpack_rows(void *of, int64_t rank, char *from)
 static int exchange_rows(call *c)
 {
     c->votes->post->parcel = (parcel){c, pack_rows, unpack_rows};
-    return board_exchange(c->votes, (int)c->yields) || !c->waits(0) ? OK : BROKEN;
+    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
 }
 
 static void factor_diagonal(call *c, int64_t k)

@@ -128,7 +128,7 @@ class CoreRanks:
             else self.core.board_received(ctypes.c_void_p(ctypes.addressof(board)))
         ):
             pass
-        return 0
+        return _core.COME
 
     def run(self, routine, parts, words="LLNNN", alpha=1.0, beta=0.0, new=False):
         """Have all ranks make a call; return how it ended on each.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -36,6 +37,8 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
         f"sizeof(matrix) == {_core.MATRIX.size}",
         f"sizeof(limits) == {ctypes.sizeof(Limits)}",
         f"PIVOTS == {_core.PIVOTS}",
+        f"COME == {_core.COME}",
+        f"COME == {_core.COME}",
         f"SCRATCH + WORK == {_core.SCRATCH}",
         *(f"{name.upper().replace(' ', '_')} == {i}" for i, name in enumerate(_core.ROUTINES)),
         *(f"B_{name.upper()} == {i}" for i, name in enumerate(_core.BLAS)),
@@ -490,6 +493,31 @@ def test_nodes_share_the_work_of_a_factorization(nodes):
             expected = given[uplo] if routine == "potrf" else y
             assert np.allclose(found, expected, rtol=1e-4 if cases.char in "fF" else 1e-11)
             assert cases.ranks.exchanges() - before == -(-n // 3) + 1  # the last one brings nothing
+
+
+class Interrupted(CoreRanks):
+    """Ranks whose messages take a while, and whose waits for them raise."""
+
+    def __init__(self, *given):
+        self._looks = Counter()
+        super().__init__(*given)
+
+    def _test(self, request, *given):
+        self._looks[request] += 1
+        return 0 if self._looks[request] % 40 else super()._test(request, *given)
+
+    def _wait(self, *_):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_that_ctypes_drops_breaks_the_call():
+    """As a signal's handler may raise it before the wait can catch it: nothing has come, whatever ctypes returns."""
+    cases, ranks = Cases(2, 8, [0, 1]), Interrupted(2, [0, 1])
+    x, at = cases.spread(3 * np.eye(29) + 1)
+    parts = [[x.part(rank, at), None, None, x.part(rank, at)] for rank in range(2)]
+    with changed_limits(width=3, part=3, meeting=9, rows=2, factoring=9):
+        assert ranks.run("potrf", parts) == ["BROKEN"] * 2
 
 
 def test_ranks_that_ask_for_different_things():

@@ -352,7 +352,8 @@ class HostDirect:
             control.wait(board.here.latest())
             return True
         if status == _BROKEN:
-            raise self._failures.pop()
+            # Before a wait can catch it, ctypes shows and drops what a signal's handler raises.
+            raise self._failures.pop() if self._failures else KeyboardInterrupt
         assert status == _NEEDS_ROOM
         fits = self.sets.fit(self._state.nbytes)
         self._state.memory, self._state.most = self._addresses[self.sets.half], self.sets.most
@@ -384,7 +385,7 @@ def _number_of(call: str) -> int:
 def _waited(
     transport: HostTransport, failures: list[BaseException], arrivals: list[Request], flag: int
 ) -> int:
-    """Wait for a flag, or messages; return 0, or 1 if that has failed: the core then returns."""
+    """Wait for a flag, or messages; return COME, or 0 if that has failed: the core then returns."""
     try:
         if flag:
             transport.await_flag(flag)
@@ -392,8 +393,8 @@ def _waited(
             transport.comm.wait(arrivals[0])
     except BaseException as error:  # noqa: BLE001 - C cannot pass it on
         failures.append(error)
-        return 1
-    return 0
+        return 0
+    return _core.COME
 
 
 def _part_by_numpy(asked: Asked, part: Callable[..., Sequence[float]]) -> Sequence[float]:
