@@ -311,8 +311,7 @@ class FakePeer:
             self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
         return self._scratch[name][0]
 
-    def scalar(self, value: Any) -> int:
-        return 0 if value is None else value.data.ptr
+    scalar = Gpu.scalar
 
     # -- order
 
@@ -484,7 +483,7 @@ class FakePeer:
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         self.push(stream, to, of)
 
-    def move(self, stream: str, moves: Iterable[Move]) -> None:
+    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
         byte = np.dtype(np.uint8)
         pairs = [
             tuple(
@@ -503,7 +502,10 @@ class FakePeer:
 
         def do(_: np.ndarray) -> None:
             for target, source in pairs:
-                self.peers.of(target)[...] = self.peers.of(source)
+                found = self.peers.of(source)
+                if conjugate and found.size:
+                    found = np.conj(np.ascontiguousarray(found).view(f"c{conjugate}")).view(byte)
+                self.peers.of(target)[...] = found
 
         self._queue("move", stream, do, [of for _, of in pairs], [to for to, _ in pairs])
 
@@ -513,8 +515,7 @@ class FakePeer:
         c = c if beta != 0 else None
         check_added(parts, outs, c, bias)
         exact = accumulation_dtype((*parts, *outs)[0].dtype)
-        assert scale == 0
-        raised = _number(amax)
+        raised, scales = _number(amax), _number(scale)
 
         def do(_: np.ndarray) -> None:
             y = np.zeros((outs[0].rows, outs[0].cols), exact)
@@ -524,12 +525,14 @@ class FakePeer:
             if bias:
                 y = y + self.peers.of(bias).astype(exact)
             y = np.maximum(y, 0) if activation == "relu" else y
-            for out in outs:
-                self.peers.of(out)[...] = y
             for largest in raised:
                 self.peers.of(largest)[...] = max(self.peers.of(largest)[0, 0], abs(y).max())
+            for factor in scales:
+                y = y * self.peers.of(factor)
+            for out in outs:
+                self.peers.of(out)[...] = y
 
-        reads = [*parts, *([c] if c else []), *([bias] if bias else [])]
+        reads = [*parts, *([c] if c else []), *([bias] if bias else []), *scales]
         self._queue("add", stream, do, reads, [*outs, *raised])
 
     # -- work that is queued any number of times

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pblasmp as pb
+from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.machine import Witness, machine
 
 
@@ -33,3 +34,11 @@ def ctx(lib: Witness) -> Iterator[pb.Context]:
     with pb.Context(engine="cublasmp") as ctx:
         lib.clear()
         yield ctx
+
+
+@pytest.fixture
+def gpu(ctx: pb.Context, monkeypatch: pytest.MonkeyPatch) -> EagerGpu:
+    """The context's copies, sums and products on its GPU, computed at once."""
+    gpu = EagerGpu(ctx.engine.session.runtime.arena)
+    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
+    return gpu

@@ -19,7 +19,6 @@ from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
 from pblasmp.engines.gpu.cublasmp.epilogues import check
 from pblasmp.engines.gpu.kernels.views import convert, to_bits
 from tests.helpers import float8
-from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -192,11 +191,8 @@ def test_block_scales_on_blackwell(alone, stand_in):
 
 
 @pytest.mark.parametrize("algo", ["gathered", "panels"])
-def test_what_reads_scales_on_the_host_is_no_graph(ctx, lib, monkeypatch, algo):
+def test_what_reads_scales_on_the_host_is_no_graph(ctx, lib, gpu, algo):
     """A graph would multiply by the value that an array had when it was recorded."""
-    gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.runtime.arena
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     scale, p = number(ctx), float8.problem("gemm", 1, (E4, E4, "bfloat16"), "C")
     for scales, recorded in ((pb.Scales(a=scale), 0), (None, 1)):
         before = [event[0] for event in lib.gpu.events].count("capture begins")

@@ -13,17 +13,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.push import pushed_product as push
 from tests.helpers import epilogues, float8
-from tests.helpers.eagergpu import EagerGpu, at
+from tests.helpers.eagergpu import at
 
 GRID = pb.Grid(1, 1)
-
-
-@pytest.fixture
-def gpu(ctx, monkeypatch) -> EagerGpu:
-    gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.runtime.arena
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
-    return gpu
 
 
 def made(ctx: pb.Context, dtype: str, order: str) -> tuple[Any, ...]:

@@ -17,7 +17,6 @@ from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.graphs import Relaunch
 from pblasmp.runtime.kept_plans import held_bytes
 from pblasmp.tensor_parallel import call
-from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -28,13 +27,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def multiply(ctx, monkeypatch) -> Callable[[], None]:
+def multiply(ctx, gpu, monkeypatch) -> Callable[[], None]:
     """Make one call, always on the same arrays; it has been made until a graph is recorded, which is launched twice."""
     import cupy
 
-    gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.runtime.arena
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     x, w, y = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5)))
     monkeypatch.setattr(call, "new_like", lambda *_: y)  # as an allocator does that gives memory again
 
@@ -62,13 +58,10 @@ def test_the_core_launches(lib, multiply, in_python):
     assert not in_python
 
 
-def test_results_that_get_memory_again_are_launched_with(ctx, lib, monkeypatch):
+def test_results_that_get_memory_again_are_launched_with(ctx, lib, gpu, monkeypatch):
     """An allocator gives the memory of a dropped result again: the call drops its own, too, before it reads on."""
     import cupy
 
-    gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.runtime.arena
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     x, w, *rooms = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5), (6, 5)))
     given: list[Any] = [lambda: None, lambda: None]
 

@@ -12,21 +12,12 @@ from ml_dtypes import bfloat16
 
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, Stretches, intersect
-from tests.helpers.eagergpu import EagerGpu
 
 AROUND = 77
 # What process 1 of 2 has in blocks of 3, and process 0 of 2 in blocks of 2: several runs, not at equal distances.
 ROWS = Axis(23, 3, 0, 2), 1, Axis(23, 2, 0, 2), 0
 COLS = Axis(17, 4, 1, 2), 0, Axis(17, 3, 0, 2), 1
 PIECE = Piece(intersect(*ROWS), intersect(*COLS))
-
-
-@pytest.fixture
-def gpu(ctx, monkeypatch) -> EagerGpu:
-    gpu = EagerGpu()
-    gpu.arena = ctx.engine.session.runtime.arena
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
-    return gpu
 
 
 def _pairs(stretches: Stretches) -> list[tuple[int, int]]:
