@@ -11,16 +11,15 @@ import numpy as np
 import pblasmp as pb
 from tests.helpers import spectral_cases
 from tests.helpers.factor_cases import TYPES, placed
+from tests.helpers.spectral_cases import KINDS
 
 __all__ = ["cases"]
-
-_KINDS = ("all", "subset", "values", "pair")
 
 
 def cases(ctx: pb.Context, rng: np.random.Generator, count: int) -> Iterator[tuple[str, str | None]]:
     """Yield cases at random, in layouts in which ELPA computes and in others, and the smallest matrices."""
     for i in range(count):
-        dtype, kind = TYPES[i % len(TYPES)], _KINDS[(i // len(TYPES) + i) % len(_KINDS)]
+        dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
         place = spectral_cases.good if rng.integers(2) else placed
         n = int(rng.integers(max(1, ctx.size), 50))
         yield spectral_cases.eigh(ctx, rng, dtype, n, "elpa", place=place, kind=kind)

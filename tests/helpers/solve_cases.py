@@ -17,6 +17,7 @@ la = pb.linalg
 
 def refined_case(ctx, rng, dtype):
     """A solve refined from single precision, as exact as one without; numbers may be near the ends of the range."""
+    dtype = "complex128" if np.dtype(dtype).kind == "c" else "float64"
     n, width = pick(rng, (1, 2, 9, 30)), pick(rng, (0, 1, 4))
     kind, lower, op = pick(rng, ("gen", "pos", "sym", "her")), bool(rng.integers(2)), pick(rng, "NTC")
     scale = pick(rng, (1.0, 1.0, 1e200, 1e-200))
@@ -233,6 +234,9 @@ def conditions_case(ctx, rng, dtype):
         (len(texts) == 1 and "solve: ill-conditioned matrix (rcond=" in texts[0]) if ill < eps else not texts
     )
     return name, None if fine else f"{texts}"
+
+
+CASES = (refined_case, ranked_case, conditions_case)
 
 
 def conditions_elsewhere(ctx, rng):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 import pblasmp as pb
 from reference.scalapack import locate
 from tests.helpers.cases import first, pick, scattered
-from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large
-from tests.helpers.solver_cases import ends
+from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large, unscaled
+from tests.helpers.slow import in_turn
 
-__all__ = ["eigh", "good", "library", "svd", "svd_at_the_ends"]
+__all__ = ["CASES", "KINDS", "eigh", "eigh_at_the_ends", "good", "library", "svd", "svd_at_the_ends"]
 
 Case = tuple[str, str | None]
+KINDS = ("all", "subset", "values", "pair")
 
 
 def library() -> Path:
@@ -71,7 +73,7 @@ def eigh(
         half = np.linalg.inv(np.linalg.cholesky(weight))
         right = half @ left @ half.conj().T
     expected = np.linalg.eigvalsh(right)
-    if kind in ("subset", "pair") and rng.integers(4):
+    if n and kind in ("subset", "pair") and rng.integers(4):
         how["subset_by_index"] = start, stop = tuple(sorted(int(i) for i in rng.integers(0, n, 2)))
         expected = expected[start : stop + 1]
     if kind == "values":
@@ -83,7 +85,7 @@ def eigh(
     if v is not None:
         residual = left @ v - weight @ v * w
         errors["vectors"] = relative(
-            residual / max(1, np.abs(v).max()), np.abs(left) + np.abs(weight), n, dtype
+            residual / np.abs(v).max(initial=1), np.abs(left) + np.abs(weight), n, dtype
         )
         unit = np.eye(len(w))
         errors["orthogonal"] = relative(v.conj().T @ weight @ v - unit, unit, 4 * n, dtype)
@@ -133,6 +135,62 @@ def svd(
         _alike(ctx, s),
         _alike(ctx, alone),
     )
+
+
+def small_eigh(ctx: pb.Context, rng: np.random.Generator, dtype: str, kind: str) -> Case:
+    return eigh(ctx, rng, dtype, int(rng.integers(0, 30)), pick(rng, ("auto", "lapack")), kind=kind)
+
+
+def small_svd(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Case:
+    m, n = rng.integers(1, 25, 2).tolist()
+    return svd(ctx, rng, dtype, (m, n), "auto")
+
+
+CASES = (*(partial(small_eigh, kind=kind) for kind in KINDS), small_svd)
+"""For CPU ranks."""
+
+
+def ends(dtype: str) -> tuple[float, ...]:
+    """Sizes of elements up to both ends of a type's range; what is denormal has lost digits."""
+    return (
+        (1e-40, 1e-36, 1e-22, 1e20, 1e36)
+        if dtype in ("float32", "complex64")
+        else (1e-310, 1e-160, 1e155, 1e306)
+    )
+
+
+def eigh_at_the_ends(
+    ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 12, keep: int = 1
+) -> Iterator[Case]:
+    """Eigenvalues of tiny and large matrices, equal ones, and of a diagonal that is not in order."""
+    random_one = random(rng, (n, n), dtype)
+    matrices = {
+        "random": (random_one + random_one.conj().T) / 2,
+        "ones": np.ones((n, n)),
+        "diagonal": np.diag(np.r_[np.arange(n - 2.0), 7, -7]),
+        "equal": 2 * np.eye(n) - 4 / n,  # a reflection's 2 and -2
+        "zero": np.zeros((n, n)),
+    }
+    for scale, (name, whole) in in_turn((1.0, *ends(dtype)), matrices.items(), keep=keep):
+        with np.errstate(under="ignore"):
+            given = (whole * scale).astype(dtype)
+        w, found = pb.linalg.eigh(placed(ctx, rng, given))
+        left, v = unscaled(given, scale), exact(found.allgather())
+        lost = n * float(np.finfo(dtype).smallest_subnormal) / scale / np.finfo(dtype).eps  # of eigenvalues
+        bound = max(1.0, lost) * max(1.0, np.abs(left).sum(0).max()) * np.eye(1)
+        values = w.astype(float) / scale
+        errors = too_large(
+            vectors=relative(left @ v - v * values, bound, n, dtype),
+            orthogonal=relative(v.conj().T @ v - np.eye(n), np.eye(n), n, dtype),
+            values=relative((values - np.linalg.eigvalsh(left))[:, None], bound, n, dtype),
+        )
+        yield f"eigh {dtype} {name} {scale}", first(errors, None if (np.diff(w) >= 0).all() else f"{w}")
+    for bad in (np.nan, np.inf):
+        whole = np.eye(n)
+        whole[n // 2, 1] = whole[1, n // 2] = bad
+        w, found = pb.linalg.eigh(placed(ctx, rng, whole.astype(dtype)))
+        same = np.isnan(w).all() and np.isnan(found.allgather()).all()
+        yield f"eigh {dtype} {bad}", None if same else f"{w}"
 
 
 def svd_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Iterator[Case]:

@@ -14,14 +14,13 @@ import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
 from pblasmp.engines.host.mpi_libraries import SCALAPACK, Scalapack
 from tests.helpers import spectral_cases as cases
-from tests.helpers.cases import agreed_error, first, pick
+from tests.helpers.cases import agreed_error, first
 from tests.helpers.factor_cases import TYPES, only, placed, positive
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, only_long
-from tests.helpers.solver_cases import eigh_at_the_ends
+from tests.helpers.spectral_cases import KINDS, eigh_at_the_ends
 
 la = pb.linalg
-KINDS = ("all", "subset", "values", "pair")
 
 
 @pytest.fixture
@@ -104,16 +103,10 @@ def test_scalapack(nranks, library, monkeypatch):
     run_on_one_node(by_scalapack, nranks, count=draws({1: 5, 2: 11}.get(nranks, 3), long=60))
 
 
-def by_lapack(comm, count):
-    """Small matrices without any library: all that ScaLAPACK computes; and what is wrong with arguments."""
+def by_lapack(comm):
+    """Small matrices without any library: the ends of the types' ranges, and what is wrong with arguments."""
     rng = np.random.default_rng(92)
     with pb.Context(comm, engine="host") as ctx:
-        for i in range(count):
-            dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
-            yield cases.eigh(
-                ctx, rng, dtype, int(rng.integers(1, 30)), pick(rng, ("auto", "lapack")), kind=kind
-            )
-            yield cases.svd(ctx, rng, dtype, tuple(int(x) for x in rng.integers(1, 25, 2)), "auto")
         yield from eigh_at_the_ends(ctx, rng, "complex64", keep=8)
         yield from cases.svd_at_the_ends(ctx, rng, "float64")
         yield from small_and_near(ctx, rng, "lapack")
@@ -236,7 +229,7 @@ def without_a_library(ctx):
 def test_lapack_without_a_library(monkeypatch):
     monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
     for nranks in (1, 3, *only_long(2, 4, 5, 6)):
-        run_mpi(by_lapack, nranks, count=draws(6, long=60))
+        run_mpi(by_lapack, nranks)
 
 
 SECOND = """

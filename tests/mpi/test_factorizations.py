@@ -17,9 +17,10 @@ import scipy.linalg
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.host_transport import HostTransport
+from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
-from tests.helpers import factor_cases
+from tests.helpers import factor_cases, solve_cases, spectral_cases
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     CASES,
@@ -41,12 +42,15 @@ from tests.helpers.factor_cases import (
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, in_turn, only_long
 
+TABLE = (*CASES, *solve_cases.CASES, *spectral_cases.CASES)
+"""Each draws its options, sizes, and a layout for each operand."""
+
 
 def everything(comm, count, keep=1):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        for case, dtype in in_turn(CASES[::-1], TYPES * count, keep=keep):
-            with panels_of(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
+        for case, dtype, how in in_turn(TABLE[::-1], TYPES * count, (panels_of, direct_blocks_of), keep=keep):
+            with how(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
                 yield case(ctx, rng, dtype)
         for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
@@ -54,12 +58,20 @@ def everything(comm, count, keep=1):
                 yield from without_full_rank(ctx, rng, dtype)
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
+@pytest.fixture
+def no_library(monkeypatch):
+    """Small matrices need no ScaLAPACK."""
+    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
+
+
+@pytest.mark.parametrize("nranks", [1, *only_long(2, 3), 4, *only_long(5, 6)])
+@pytest.mark.usefixtures("no_library")
 def test_every_layout(nranks):
     run_mpi(everything, nranks, count=draws(1, long=8))
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((3, 1))])
+@pytest.mark.usefixtures("no_library")
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_mpi(everything, nranks, count=draws(1, long=6), keep=4)

@@ -15,11 +15,12 @@ from pblasmp.engines.gpu import cusolvermp
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers import spectral_cases
 from tests.helpers.cases import agreed_error, scattered
+from tests.helpers.factor_cases import TYPES
 from tests.helpers.fakesolver import FakeSolver
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import only_long
-from tests.helpers.solver_cases import TYPES, eigh, eigh_at_the_ends
+from tests.helpers.spectral_cases import KINDS, eigh, eigh_at_the_ends
 
 
 def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeSolver:
@@ -34,8 +35,9 @@ def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         solver = opened(lib, patch)
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for dtype in TYPES:
-                yield eigh(ctx, rng, dtype)
+            for dtype, kind in zip(TYPES, KINDS, strict=True):
+                for each in ("all", kind):
+                    yield eigh(ctx, rng, dtype, int(rng.integers(0, 20)), "cusolvermp", kind=each)
             patch.setattr(cusolvermp.METHODS[1], "most", 0)
             for dtype in ("float32", "complex128"):
                 yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
