@@ -491,7 +491,7 @@ class FakeGpu:
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)
         modules = {
             "cupy": self._cupy(),
-            "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas(), cusolver=fakelapack.cusolver()),
+            "cupy_backends.cuda.libs": SimpleNamespace(cusolver=fakelapack.cusolver()),
             "cupy_backends.cuda.api": SimpleNamespace(
                 driver=SimpleNamespace(
                     launchKernel=fakelapack.launch_kernel,
@@ -818,7 +818,7 @@ class FakeGpu:
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
             get_current_stream=lambda: stream(self.stream),
-            device=SimpleNamespace(get_cublas_handle=lambda: 77, get_cusolver_handle=lambda: 78),
+            device=SimpleNamespace(get_cusolver_handle=lambda: 78),
             UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
             MemoryPool=lambda _: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
@@ -932,11 +932,10 @@ class FakeGpu:
         names = [f"{letter}{name}" for letter in "sdcz" for name in _QUEUED]
         computed = {
             name: checked(call) for name, call in vars(self._cublas()).items()
-            if "trsm" in name or (self.computes and name in names)
+            if "trsm" in name or name == "gemm_ex" or (self.computes and name in names)
         }  # fmt: skip
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
-            gemm_ex=checked(self._cublas().gemmEx) if self.computes else queued,
             set_stream=set_stream, set_workspace=set_workspace, set_math_mode=set_math_mode,
             Math=SimpleNamespace(DEFAULT_MATH=0, TF32_TENSOR_OP_MATH=3), **(dict.fromkeys(names, queued) | computed),
         )  # fmt: skip
@@ -956,7 +955,7 @@ class FakeGpu:
             beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
         ) -> None:  # fmt: skip
             assert algo == -1
-            assert handle in self.solvers or handle == 77
+            assert handle in self.solvers
             self.events.append(("gemm", self.stream, (m, n, k)))
             names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
             kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
@@ -982,9 +981,7 @@ class FakeGpu:
                 handle: int, side: int, fill: int, op: int, diag: int, m: int, n: int,
                 alpha: int, a: int, lda: int, x: int, ldx: int,
             ) -> None:  # fmt: skip
-                assert handle in self.solvers or handle == 77
-                if handle == 77 and self.stream in self.capturing:  # CuPy's
-                    raise NotImplementedError("calling cuBLAS API during stream capture is unsupported")
+                assert handle in self.solvers
                 self.events.append(("trsm", self.stream, (m, n)))
                 order = n if side else m
                 stored = matrix(a, order, order, lda, kind, 0).astype(wide)
@@ -1035,7 +1032,7 @@ class FakeGpu:
             return multiply
 
         return SimpleNamespace(
-            gemmEx=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"},
+            gemm_ex=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"},
             **{f"{letter}gemm": gemm(letter) for letter in "sdcz"},
             **{f"{letter}gemv": gemv(letter) for letter in "sdcz"},
         )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...bindings import DiagType, FillMode, Operation, SideMode
-from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
+from ...dtypes import DTYPES, element_type, is_float8
 from ...errors import ArgumentError, UnsupportedError
 from ...layout.pieces import LocalPart
 from ...logs import logger
@@ -23,7 +23,7 @@ from .kernels.lt import Batch, Op
 from .kernels.views import View, contiguous, to_bits
 from .runtime.arena import current
 from .session import Session
-from .types import DATA_TYPES, compute_type, stored_dtype
+from .types import compute_type, stored_dtype
 
 Array = Any
 
@@ -34,7 +34,6 @@ _BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's
 LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
 _AS_IT_IS: dict[str, Op] = {"N": "N", "T": "T"}
 _TURNED: dict[str, Op] = {"N": "T", "T": "N"}
-_DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
 class GpuOperations:
@@ -58,12 +57,10 @@ class GpuOperations:
 
     def __init__(self, session: Session) -> None:
         import cupy
-        from cupy_backends.cuda.libs import cublas
 
         self.xp: Any = cupy
-        self._session, self._runtime, self._cublas = session, session.runtime, cublas
+        self._session, self._runtime = session, session.runtime
         self._products = session.gpu.products
-        self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
         self._factors = False
         self._turn, self._lags = 0, False  # whether the caller's stream has yet to wait for the last tasks
@@ -264,37 +261,15 @@ class GpuOperations:
                 c = None if c is None else c.shifted(batch.c)
             if c is not None and c != d:
                 self._session.gpu.kernels.copy(stream, d, c)
-            self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
+            k = x.cols if op_x == "N" else x.rows
+            self._check(f"a local product of {d.rows} x {d.cols} x {k}", d.cols, d.rows, k, x.ld, w.ld, d.ld)
+            self._products.gemm_ex(stream.ptr, x, w, d, op_x, op_w, alpha, beta, compute, lane=self._lane)
 
     def _substitute(self, remark: str) -> None:
         """Log and keep a remark on products that another library computed."""
         if remark not in self.remarks:
             logger.warning(remark)
             self.remarks += (remark,)
-
-    def _gemm_ex(
-        self,
-        x: View,
-        w: View,
-        d: View,
-        op_x: Op,
-        op_w: Op,
-        alpha: complex,
-        beta: complex,
-        compute: str | None,
-    ) -> None:
-        """Queue a product by cuBLAS, which is column-major and so computes the transpose."""
-        m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
-        self._check(f"a local product of {n} x {m} x {k}", m, n, k, x.ld, w.ld, d.ld)
-        kind, result = DATA_TYPES[x.dtype.name], DATA_TYPES[d.dtype.name]
-        scalars = np.array([alpha, beta], dtype=accumulation_dtype(x.dtype))
-        at = scalars.ctypes.data
-        self._cublas.gemmEx(
-            self._handle, int(Operation[op_w]), int(Operation[op_x]), m, n, k,
-            at, w.address, int(kind), w.ld, x.address, int(kind), x.ld,
-            at + scalars.itemsize, d.address, int(result), d.ld,
-            int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
-        )  # fmt: skip
 
     def concurrently(
         self, tasks: Sequence[Callable[[], None]], *, follows: bool = False, work: Sequence[int] = ()

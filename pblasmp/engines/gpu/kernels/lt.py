@@ -36,6 +36,7 @@ SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an a
 _SHORT = DTYPES["bfloat16"], DTYPES["float16"]
 _BY_CUBLAS = 1.5e11  # operations: cuBLAS's kernels are as fast on H200, from 5e11 on 6 % slower
 _ANY_ALGORITHM = -1
+_TOO_LONG = 1 << 31  # for cuBLAS's integers
 
 Op = Literal["N", "T", "C"]
 
@@ -189,7 +190,8 @@ class LocalProducts:
             UnsupportedError: cuBLASLt has no such product.
         """
         plain = batch is None and compute is None and (c is None or c is d) and finish == PLAIN
-        if plain and self._by_cublas(stream, (x, w, d), (op_x, op_w), alpha, beta, lane):
+        if plain and _suits_cublas(x, w, d, op_x, op_w):
+            self.gemm_ex(stream, x, w, d, op_x, op_w, alpha, beta, lane=lane)
             return
         if c is None:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
@@ -209,34 +211,28 @@ class LocalProducts:
             product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
 
-    def _by_cublas(
+    def gemm_ex(
         self,
         stream: int,
-        views: tuple[View, View, View],
-        ops: tuple[Op, Op],
+        x: View,
+        w: View,
+        d: View,
+        op_x: Op,
+        op_w: Op,
         alpha: complex,
         beta: complex,
-        lane: str,
-    ) -> bool:
-        """Queue a product that cuBLAS computes as fast as cuBLASLt; return whether it is one. Local.
-
-        cuBLASLt takes 0.4 ms of the host to find how it computes one of new sizes, cuBLAS 0.02.
-        """
-        (x, w, d), (op_x, op_w) = views, ops
-        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
-        inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
-        types = {x.dtype, w.dtype, d.dtype}
-        if len(types) > 1 or x.dtype not in _SHORT or 2 * m * n * k > _BY_CUBLAS:
-            return False
-        if not (m and n and k) or (k, m, n) != (inner, d.rows, d.cols):
-            return False
-        kind, of = accumulation_dtype(x.dtype), _data_type(x.dtype)
-        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        compute: str | None = None,
+        *,
+        lane: str = "main",
+    ) -> None:
+        """Queue ``D = alpha op(X) op(W) + beta D`` by cuBLAS; sizes are integers of 32 bits. Local."""
+        k, kind = x.cols if op_x == "N" else x.rows, accumulation_dtype(x.dtype)
+        at, of = self._scalars_of(alpha, beta, kind).ctypes.data, _data_type(x.dtype)
         self.cublas.gemm_ex(
-            self.solver(stream, lane), OPS[op_w], OPS[op_x], n, m, k, at, w.address, of, w.ld, x.address, of, x.ld,
-            at + kind.itemsize, d.address, of, d.ld, int(compute_type(x.dtype, None)), _ANY_ALGORITHM,
+            self.solver(stream, lane), OPS[op_w], OPS[op_x], d.cols, d.rows, k,
+            at, w.address, of, w.ld, x.address, of, x.ld, at + kind.itemsize, d.address, _data_type(d.dtype), d.ld,
+            int(compute_type(x.dtype, compute)), _ANY_ALGORITHM,
         )  # fmt: skip
-        return True
 
     def gemm(
         self,
@@ -565,6 +561,22 @@ def _attribute(lt: Any, kind: str, name: str) -> tuple[int, np.dtype]:
     """Return an attribute's number and type. Local."""
     attribute = int(getattr(lt, _ATTRIBUTES[kind])[name])
     return attribute, getattr(lt, f"get_{kind}_attribute_dtype")(attribute)
+
+
+def _suits_cublas(x: View, w: View, d: View, op_x: Op, op_w: Op) -> bool:
+    """Return whether cuBLAS computes a product as fast as cuBLASLt. Local.
+
+    cuBLASLt takes 0.4 ms of the host to find how it computes one of new sizes, cuBLAS 0.02.
+    """
+    m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
+    inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
+    return (
+        x.dtype == w.dtype == d.dtype
+        and x.dtype in _SHORT
+        and 0 < 2 * m * n * k <= _BY_CUBLAS
+        and (k, m, n) == (inner, d.rows, d.cols)
+        and max(m, n, k, x.ld, w.ld, d.ld) < _TOO_LONG
+    )
 
 
 @cache
