@@ -63,7 +63,7 @@ class EagerGpu(FakePeer):
     def __init__(self, arena: Any = None) -> None:
         super().__init__(_Host(), 0, 2, capability=89)  # type: ignore[arg-type]
         self.queued, self.moves, self.transposes = 0, 0, 0
-        self.windows = SimpleNamespace(buffer=lambda name: SimpleNamespace(nbytes=0))
+        self.windows = SimpleNamespace(buffer=lambda name: SimpleNamespace(nbytes=0), domains=((0,),))
         self.arena = arena or self.arena
         self.kernels = SimpleNamespace(copy=self.copy, move=self.move, transpose=self.transpose)
 
