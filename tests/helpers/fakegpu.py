@@ -547,6 +547,7 @@ class FakeGpu:
     def _all_gather(self, of: int, to: int, nbytes: int, kind: int, comm: Any, stream: int) -> None:
         """NCCL's all-gather of bytes, by MPI."""
         self.events.append(("all_gather", stream, nbytes))
+        self._connect()
         if not self.computes:
             return
         ranks, mine = self.communicators[int(comm)], fakelapack.vector(of, nbytes, "u1")
@@ -563,12 +564,16 @@ class FakeGpu:
         ranks = self.communicators[int(comm)]
         self.group[-1].append((stream, lambda: getattr(ranks, post)(memory, peer, _TAG)))
 
-    def _group_end(self) -> None:
-        messages = self.group.pop()
-        while self.connecting:  # as NCCL waits for the peer of a first message
+    def _connect(self) -> None:
+        """Wait as NCCL does for the peers of what it sends first."""
+        while self.connecting:
             if any(how == "comm_abort" for _, how in self.aborted):
                 raise RuntimeError("ncclInternalError")
             time.sleep(0.001)
+
+    def _group_end(self) -> None:
+        messages = self.group.pop()
+        self._connect()
         for stream in {stream for stream, _ in messages} - {self.stream}:
             if (stream, self.stream) not in self.behind:
                 self.faults.append("messages that do not wait for what they send")
