@@ -214,12 +214,14 @@ def test_the_readme_has_the_newest_measurements(modules):
     assert figures.replaced(readme.replace("the speed of cuSOLVERMp", "its speed")) == readme
 
 
-_MOST_COMMITS = 300  # of the engines: what was measured before so many is no longer what runs
+_MOST_COMMITS = 300  # of what ran: what was measured before so many is no longer what runs
 
 
-def commits_since(commit: str) -> int | None:
-    """Return how many commits of the engines are newer; None if it is unknown, or outside a checkout."""
-    command = ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", "pblasmp/engines"]
+def commits_since(commit: str, on_gpus: bool) -> int | None:
+    """Return how many commits of the engines that ran are newer; None if it is unknown, or outside a checkout."""
+    other = "host" if on_gpus else "gpu"
+    what = ["pblasmp/engines", f":(exclude)pblasmp/engines/{other}"]
+    command = ["git", "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", *what]
     try:
         done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
     except OSError:
@@ -254,11 +256,12 @@ def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
     _, figures = modules
     read = quoted(figures, monkeypatch, tmp_path)
     assert {"factorizations-debian-4-ranks", "many_calls-debian-2x2-4-ranks"} <= read.keys()
-    assert commits_since("no such commit") is None
-    ages = {name: age for name, run in read.items() if (age := commits_since(run.commit)) is not None}
+    assert commits_since("no such commit", False) is None
+    found = {name: commits_since(run.commit, run.gpus > 0) for name, run in read.items()}
+    ages = {name: age for name, age in found.items() if age is not None}
     if not ages:
         pytest.skip("the commits of the runs are unknown here")
-    assert commits_since("HEAD") == 0
+    assert commits_since("HEAD", True) == 0
     assert {name for name, age in ages.items() if age > _MOST_COMMITS} == set(), "measure these again"
 
 
