@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers.gpu.moves import say
 from tests.helpers.gpu.products import (
     everywhere,
     integers,
@@ -69,17 +68,11 @@ def embedded(rng: random.Random, x: pb.MatrixDescriptor) -> tuple[pb.MatrixDescr
     return replace(x, shape=shape, source=source), window
 
 
-def _say(ctx: pb.Context, text: str) -> None:
-    """Write where a hang would be found, where PBLASMP_TRACE asks for it."""
-    if ctx.rank == 0 and os.environ.get("PBLASMP_TRACE"):
-        print(f"{time.monotonic():.2f} {text}", file=sys.__stderr__, flush=True)
-
-
 def one_product(ctx: pb.Context, seed: int) -> str:
     """Multiply random matrices; return what is wrong with the result, the same on every rank."""
     rng = random.Random(seed)
     p = random_problem(rng, ctx.size)
-    _say(ctx, f"{seed} {p}")
+    say(ctx, f"{seed} {p}")
     assert p.faults() == []
     alpha, beta = rng.choice([1, 1, 2, -1]), rng.choice([1, -2]) if p.c is not None else 0
     limit = 1 if p.a.dtype.itemsize == 2 else 3

@@ -7,8 +7,9 @@ import logging
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from pblasmp.cli import main, reports
 from pblasmp.launch import Job
 from tests.helpers.mpi import run_on_one_node
 
-__all__ = ["kept_ranks", "run_here"]
+__all__ = ["kept_ranks", "run_here", "wait_for"]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until something is true. Local."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
 
 
 def run_here(

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
+from pblasmp.layout.intersection import Stretches
 
 
 def deal(axis: Axis) -> list[tuple[int, int]]:
@@ -26,6 +27,16 @@ def deal(axis: Axis) -> list[tuple[int, int]]:
         held[process] += 1
         room -= 1
     return places
+
+
+def positions(stretches: Stretches) -> list[tuple[int, int]]:
+    """Return (source, destination) of every index, in the order of a message."""
+    return [
+        (s.src + i * s.src_step + j, s.dst + i * s.dst_step + j)
+        for s in stretches
+        for i in range(s.repeat)
+        for j in range(s.length)
+    ]
 
 
 def number(grid: Grid) -> dict[tuple[int, int], int]:

@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import subprocess
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -28,7 +27,7 @@ from pblasmp.cli.ranks import on_ranks
 from pblasmp.cli.run import print_run, run_factorization
 from pblasmp.launch import find_launcher
 from pblasmp.problems.files import ProblemFile, load_any_file
-from tests.helpers.command_line import kept_ranks, run_here
+from tests.helpers.command_line import kept_ranks, run_here, wait_for
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.slow import only_long
 
@@ -91,13 +90,6 @@ def start(tmp_path, environment):
     for process in started:
         process.kill()
         process.communicate()
-
-
-def wait_for(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def processes(tmp_path):

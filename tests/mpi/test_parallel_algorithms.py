@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -15,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16
 
 import pblasmp as pb
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from tests.helpers import inside
+from tests.helpers.cases import first, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
+from tests.helpers.tensor_cases import Case, other_split, shard
 
 NAMES = [
     *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push")),
@@ -34,63 +34,30 @@ NAMES = [
 SIZES = [(7, 5, 9), (1, 3, 2), (64, 48, 40), (600, 300, 64)]  # fewer rows than ranks; several pieces
 
 
-class Case:
-    """Small integers that every rank knows, and this rank's parts."""
+TYPES = ("float32", "float64", "complex64", "bfloat16")
 
-    def __init__(self, ctx, form, dtype, sizes):
-        t, n, k = sizes
-        size, rank = ctx.size, ctx.rank
-        rng = np.random.default_rng(3)
-        self.dtype, self.wide = np.dtype(dtype), complex if np.dtype(dtype).kind == "c" else float
-        x, w, self.c, self.bias = (
-            rng.integers(-2, 3, shape).astype(dtype) for shape in ((t, k), (n, k), (t, n), (n,))
-        )
-        self.columns = slice(None)
-        self.product = x.astype(self.wide) @ w.astype(self.wide).T
-        inputs = pb.tensor_parallel.shard(k, size, rank)
-        outputs = slice(n * rank // size, n * (rank + 1) // size)
-        self.rows = (
-            pb.tensor_parallel.shard(t, size, rank) if form == "matmul_reduce_scatter" else slice(None)
-        )
-        self.x, self.w, self.own_bias = np.ascontiguousarray(x[:, inputs]), w[:, inputs].copy(), self.bias
-        if form == "matmul_allgather":
-            self.x, self.w, self.own_bias = x, w[outputs], self.bias[outputs]
-        elif form == "allgather_matmul":
-            tokens, outputs = (pb.tensor_parallel.shard(length, size, rank) for length in (t, n))
-            self.x, self.w, self.own_bias = x[tokens], w[outputs], self.bias[outputs]
-            self.columns = outputs
 
-    def check(self, y, expected):
-        mine = expected[self.rows, self.columns].astype(self.dtype)
-        np.testing.assert_array_equal(y.astype(self.wide), mine.astype(self.wide))
+def small(rng, shape, dtype):
+    """Numbers whose products have exact sums in every type, in any order."""
+    return rng.integers(-2, 3, shape).astype(dtype)
 
 
 def results(comm):
+    rng, keep = np.random.default_rng(3), 5 if comm.size < 3 else 10
+    wide = ("matmul_allgather", "push"), (3, 600 * comm.size + 1, 2), "float32"  # two panels of columns
     with pb.Context(comm, engine="host") as ctx:
-        cases = functools.cache(functools.partial(Case, ctx))
-        for (form, name), sizes, dtype in in_turn(
-            NAMES,
-            SIZES,
-            (np.float32, np.float64, np.complex64, bfloat16),
-            keep=5 if ctx.size < 3 else 10,
-            first=ctx.size,
-        ):
+        for (form, name), sizes, dtype in (*in_turn(NAMES, SIZES, TYPES, keep=keep, first=comm.size), wide):
             if ctx.size == 1 and name in ("two_shot", "ring", "pull"):
                 name = "auto"
-            case, function = cases(form, dtype, sizes), getattr(pb, form)
-            case.check(function(case.x, case.w, ctx, algo=name), case.product)
-            out = case.c[case.rows, case.columns].copy()
-            activation = None if case.wide is complex else "relu"
-            function(
-                case.x, case.w, ctx, algo=name, alpha=2, beta=-1, c=out, out=out,
-                bias=case.own_bias, activation=activation,
-            )  # fmt: skip
-            expected = 2 * case.product - case.c.astype(case.wide) + case.bias.astype(case.wide)
-            case.check(out, expected if activation is None else np.maximum(expected, 0))
-        wide = Case(ctx, "matmul_allgather", np.float32, (3, 600 * ctx.size + 1, 2))  # two panels of columns
-        wide.check(
-            pb.matmul_allgather(wide.x, wide.w, ctx, algo="push" if ctx.size > 1 else "auto"), wide.product
-        )
+            split = other_split if form == "matmul_allgather" else shard
+            case = Case(rng, comm, form, dtype, *sizes, split=split, draw=small)
+            found, out = case(ctx, algo=name), case.local_c.copy()
+            how = {"c": out, "bias": case.local_bias, "activation": None if dtype == "complex64" else "relu"}
+            case(ctx, algo=name, alpha=2, beta=-1, out=out, **how)
+            expected = case.expected(2, -1, bias=True)
+            expected = expected if dtype == "complex64" else np.maximum(expected, 0)
+            wrong = first(unlike(found, case.expected()), unlike(out, expected))
+            yield f"{form} {name} {dtype} {sizes}", wrong
 
 
 def same_bits(comm, name):
@@ -125,16 +92,16 @@ def one_after_another(comm):
 
 def shared_memory(comm):
     """A plan reports the memory that its ranks share."""
-    for (form, name), dtype in itertools.product(NAMES, (np.float32, bfloat16)):
+    for (form, name), dtype in itertools.product(NAMES, ("float32", "bfloat16")):
         if name in ("pull", "ring", "two_shot"):
             with pb.Context(comm, engine="host") as ctx:
-                case = Case(ctx, form, dtype, (64, 48, 40))
-                with pb.plan(getattr(pb, form), case.x, case.w, ctx, algo=name) as plan:
+                case = Case(np.random.default_rng(3), comm, form, dtype, 64, 48, 40)
+                with pb.plan(form, case.local_x, case.local_w, ctx, algo=name) as plan:
                     plan()
                     held, _ = inside.buffers(ctx)
                     told = plan.workspace.host_bytes
                     yield (
-                        f"{form} {name} {np.dtype(dtype)}",
+                        f"{form} {name} {dtype}",
                         None if held == told else f"{told}, held are {held}",
                     )
 

@@ -16,16 +16,12 @@ from tests.helpers import inside
 from tests.helpers.cases import (
     agreed_error,
     first,
-    grids,
-    layout,
     misplaced,
     numbers,
-    pick,
     product,
     scattered,
 )
 from tests.helpers.mpi import run_mpi, run_on_one_node
-from tests.helpers.slow import draws
 
 PATHS = ("shared", "gathered", "panels", "stationary")
 
@@ -329,16 +325,6 @@ def moved_first(comm):
                 text = str(plan.report())
             still = plan.report().copied_bytes == 0 and "all operands are multiplied in place" in text
             yield "blocks of one process", wrong or (None if still else text)
-        for count in range(draws(10, long=20)):
-            grid = pick(rng, grids(comm.size))
-            da, db, dd = (
-                layout(rng, shape, comm.size, grid=pick(rng, (grid, None)))
-                for shape in ((13, 9), (9, 11), (13, 11))
-            )
-            u, v = numbers(rng, (13, 9), "float64"), numbers(rng, (9, 11), "float64")
-            out = ctx.empty(dd)
-            pb.matmul(scattered(ctx, da, u), scattered(ctx, db, v), out=out)
-            yield f"any layouts, {count}", misplaced(out, u @ v)
         sizes = ctx.zeros(pb.MatrixDescriptor((5, 5), (2, 2), fitting.grid))
         words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
         yield (

@@ -24,6 +24,7 @@ from pblasmp.launch import (
     surroundings,
 )
 from pblasmp.launchers import LAUNCHERS, LauncherKind, ranks_here
+from tests.helpers.command_line import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,13 +157,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def test_a_job_runs_and_its_output_is_kept(launcher, tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.dtypes import ELEMENT_TYPES, accumulation_dtype, is_float8
+from tests.helpers.cases import exact
 from tests.helpers.gpu.jobs import Job
 from tests.helpers.gpu.products import integers, part_of, place
 
@@ -36,11 +37,6 @@ def expect(fault: str | None) -> None:
     """Raise WrongError unless ``fault`` is empty."""
     if fault:
         raise WrongError(fault)
-
-
-def exact(values: np.ndarray) -> np.ndarray:
-    """Return the values in a type in which sums of small integers are exact."""
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 
 @dataclass(eq=False)

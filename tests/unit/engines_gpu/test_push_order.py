@@ -15,16 +15,7 @@ from pblasmp.layout import Grid, MatmulProblem
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Stretch, Stretches
 from tests.helpers.layouts import random_product
-
-
-def positions(stretches: Stretches) -> list[tuple[int, int]]:
-    """Return (source, destination) of every index."""
-    return [
-        (s.src + i * s.src_step + j, s.dst + i * s.dst_step + j)
-        for s in stretches
-        for i in range(s.repeat)
-        for j in range(s.length)
-    ]
+from tests.helpers.oracle import positions
 
 
 def global_k(axis: Axis, inner: tuple[Stretches, ...]) -> dict[int, int]:

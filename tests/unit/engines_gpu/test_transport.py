@@ -11,22 +11,14 @@ import pytest
 from ml_dtypes import bfloat16
 
 from pblasmp.layout.axis import Axis
-from pblasmp.layout.intersection import Piece, Stretches, intersect
+from pblasmp.layout.intersection import Piece, intersect
+from tests.helpers.oracle import positions
 
 AROUND = 77
 # What process 1 of 2 has in blocks of 3, and process 0 of 2 in blocks of 2: several runs, not at equal distances.
 ROWS = Axis(23, 3, 0, 2), 1, Axis(23, 2, 0, 2), 0
 COLS = Axis(17, 4, 1, 2), 0, Axis(17, 3, 0, 2), 1
 PIECE = Piece(intersect(*ROWS), intersect(*COLS))
-
-
-def _pairs(stretches: Stretches) -> list[tuple[int, int]]:
-    return [
-        (s.src + i * s.src_step + j, s.dst + i * s.dst_step + j)
-        for s in stretches
-        for i in range(s.repeat)
-        for j in range(s.length)
-    ]
 
 
 def _array(shape: tuple[int, int], dtype: Any, order: str, pad: int) -> Any:
@@ -43,8 +35,8 @@ def copied(ctx: Any, piece: Piece, shapes: Any, dtypes: Any, orders: str, *, con
     src[...] = numbers[0] + 1j * numbers[1] if src.dtype.kind == "c" else numbers[0]
     dst[...] = AROUND
     expected = np.array(dst)
-    for i, k in _pairs(piece.rows):
-        for j, m in _pairs(piece.cols):
+    for i, k in positions(piece.rows):
+        for j, m in positions(piece.cols):
             expected[k, m] = src[i, j].conjugate() if conjugate else src[i, j]
     ctx.engine.transport.copy_piece(dst, src, piece, conjugate=conjugate)
     np.testing.assert_array_equal(np.asarray(dst), expected)

@@ -22,20 +22,10 @@ from pblasmp.layout.intersection import (
     strided,
     unpacked,
 )
-from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
+from tests.helpers.oracle import axes, deal, descriptors, empty, number, positions, read, views, write
 from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
-
-
-def pairs(stretches):
-    """Return the (source, destination) positions, one by one, in the order of a message."""
-    return [
-        (s.src + i * s.src_step + at, s.dst + i * s.dst_step + at)
-        for s in stretches
-        for i in range(s.repeat)
-        for at in range(s.length)
-    ]
 
 
 def expected(src, p, dst, q):
@@ -53,8 +43,8 @@ def test_common_finds_every_index_that_two_processes_share_once(two):
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
             found = intersect(src, p, dst, q)
-            assert sorted(pairs(found)) == expected(src, p, dst, q)
-            assert extent(found) == len(pairs(found))
+            assert sorted(positions(found)) == expected(src, p, dst, q)
+            assert extent(found) == len(positions(found))
 
 
 @few
@@ -63,7 +53,7 @@ def test_common_of_many_rounds(n, data):
     src, dst = (Axis(n, data.draw(st.integers(1, 9)), 0, data.draw(st.integers(1, 4))) for _ in range(2))
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
-            assert sorted(pairs(intersect(src, p, dst, q))) == expected(src, p, dst, q)
+            assert sorted(positions(intersect(src, p, dst, q))) == expected(src, p, dst, q)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +82,7 @@ def test_blocks_that_lie_end_to_end_on_both_sides_are_one_run():
 
 def test_layouts_whose_rounds_have_no_small_common_multiple():
     src, dst = Axis(7, 2**62 - 1, 1, 2), Axis(7, 2**61 - 1, 0, 3, lead=2)
-    assert pairs(intersect(src, 1, dst, 0)) == [(i, i) for i in range(7)]
+    assert positions(intersect(src, 1, dst, 0)) == [(i, i) for i in range(7)]
     assert intersect(src, 0, dst, 0) == ()
 
 
@@ -103,9 +93,9 @@ def test_sender_and_receiver_see_the_same_order(two):
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
             found = intersect(src, p, dst, q)
-            sent, received = pairs(packed(found)), pairs(unpacked(found))
+            sent, received = positions(packed(found)), positions(unpacked(found))
             assert [at for _, at in sent] == [at for at, _ in received] == list(range(extent(found)))
-            assert [(of, to) for (of, _), (_, to) in zip(sent, received, strict=True)] == pairs(found)
+            assert [(of, to) for (of, _), (_, to) in zip(sent, received, strict=True)] == positions(found)
 
 
 def pieces(src, dst):
@@ -167,7 +157,7 @@ def test_splitting_keeps_the_order_of_the_message(two, limit):
         for piece, order, axis in ((whole, "C", 0), (whole.T, "F", 1)):
             parts = [(part.rows, part.cols) for part in piece.split(limit, order)]
             assert all(part[1 - axis] == (piece.rows, piece.cols)[1 - axis] for part in parts)
-            assert [pair for part in parts for pair in pairs(part[axis])] == pairs(whole.rows)
+            assert [pair for part in parts for pair in positions(part[axis])] == positions(whole.rows)
 
 
 @few
