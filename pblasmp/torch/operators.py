@@ -127,30 +127,13 @@ def operator(
         back, saves: return the gradients, and save what that needs; None: it has none.
     """
     _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    compute = _untraced(compute)
+    compute = torch.compiler.disable(compute)
     _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pblasmp::{name}", fake, lib=_LIBRARY)
     made = getattr(torch.ops.pblasmp, name).default
     if back is not None and saves is not None:
         _LIBRARY.impl(name, _differentiable(made, compute, back, saves), "Autograd", with_keyset=True)
     return made
-
-
-def _untraced(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function into which torch.compile does not look. Local.
-
-    Where nothing traces, as in compiled code, it is called without what ``torch.compiler.disable`` does around it: that
-    takes longer than a small product's launch.
-    """
-    disabled: Callable[..., Any] = torch.compiler.disable(compute)
-    tracer = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-    if tracer is None:
-        return disabled
-
-    def call(*args: Any) -> Any:
-        return compute(*args) if tracer() is None else disabled(*args)
-
-    return call
 
 
 def _differentiable(
