@@ -186,12 +186,14 @@ def main() -> None:
             one_gpu.most = most
             solver.eigenvalues(small)
         directory = results.directory_of(options)
+        kinds = [options.routine, options.dtype]  # a file for each, but for eigenvalues in float64
+        name = "-".join(["eigenvalues_gpu", *(each for each in kinds if each not in ("eigh", "float64"))])
         about = results.facts(ctx)
         kept = {key: getattr(options, key) for key in ("block", "rounds", "once")}
         for row in (row for n in options.n for row in time_order(ctx, solver, n, options)):
             if directory is not None:
                 run = results.Run(
-                    benchmark="eigenvalues_gpu", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                    benchmark=name, date=results.today(), commit=results.this_commit(), ranks=ctx.size,
                     gpus=ctx.size, **about, options=kept, reference="", sample="all", rows=[row],
                 )  # fmt: skip
                 results.save(results.with_earlier(run, directory), directory)

@@ -491,7 +491,8 @@ def eigenvalues_on_gpus() -> str:
     names = list(found[0].rows[0]["seconds"])
     rows = [
         [
-            str(run.ranks), row["case"].get("dtype", "float64"), str(row["case"]["n"]),
+            str(run.ranks), row["case"].get("dtype", "float64") + ", svd" * ("routine" in row["case"]),
+            str(row["case"]["n"]),
             *(f"{middle(row, name):.2f}, {row['bytes'][name]:.0f}" if name in row["seconds"] else "" for name in names),
         ]
         for run in found
