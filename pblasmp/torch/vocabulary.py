@@ -176,8 +176,8 @@ class VocabParallelEmbedding(ParallelModule):
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():
             found = getattr(words, "dtype", type(words).__name__)
             fault = f"words: expected a tensor of integers, got {found}"
-        elif isinstance(words, DTensor) or words.layout is not torch.strided:
-            kind = "a DTensor" if isinstance(words, DTensor) else f"one that is {words.layout}"
+        elif isinstance(words, DTensor) or not _has_values(words):
+            kind = "a DTensor" if isinstance(words, DTensor) else f"one {_described(words)}"
             fault = f"words: expected a plain tensor, got {kind}"
         elif self.sequence_parallel and words.ndim <= dim:
             fault = f"words: shape is {tuple(words.shape)}, expected a sequence along dimension {dim}"
@@ -263,9 +263,9 @@ def _fault_of_loss(
         return f"label_smoothing: expected a number from 0 to 1, got {smoothing!r}"
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
         return "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
-    if {logits.layout, target.layout} != {torch.strided}:
+    if not (_has_values(logits) and _has_values(target)):
         return (
-            f"vocab_parallel_cross_entropy: expected dense tensors, got {logits.layout} and {target.layout}"
+            f"{_LOSS}: expected dense tensors, got logits {_described(logits)}, targets {_described(target)}"
         )
     integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
     if not logits.ndim or target.shape != logits.shape[:-1] or not integers:
@@ -283,6 +283,15 @@ def _fault_of_loss(
             f"this one has {logits.shape[-1]}"
         )
     return "" if weight.device == logits.device else f"weight: on {weight.device}, expected {logits.device}"
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense and not on the meta device, where the ranks would not meet. Local."""
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _described(tensor: Tensor) -> str:
+    return f"that is {tensor.layout} on {tensor.device}"
 
 
 # -- the operators

@@ -157,6 +157,16 @@ def different_calls(comm: Any) -> Iterator[Case]:
             pb.ArgumentError, ["x: expected a tensor, got one that is torch.sparse_coo", "on rank 1"],
             *(lambda ctx: pt.matmul_allgather(dense(), torch.ones(4, 4), ctx),) * 2,
         ),
+        (
+            pb.ArgumentError, ["expected dense tensors", "on meta", "on rank 1"],
+            *(lambda ctx: pt.vocab_parallel_cross_entropy(
+                torch.ones(4, 4, device="meta" if ctx.rank else "cpu"), torch.zeros(4, dtype=torch.int64), ctx),) * 2,
+        ),
+        (
+            pb.ArgumentError, ["words: expected a plain tensor", "on meta", "on rank 1"],
+            *(lambda ctx: pt.VocabParallelEmbedding(8, 8, ctx=ctx)(
+                torch.zeros(4, dtype=torch.int64, device="meta" if ctx.rank else "cpu")),) * 2,
+        ),
         (KeyError, ["a.b", "on rank 1"], *(lambda ctx: fused(8, {"a.b" if ctx.rank else "a": 8}, ctx=ctx),) * 2),
     )  # fmt: skip
     with world(comm):
