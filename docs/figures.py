@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from benchmarks.results import Run, middle
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor.copy_methods import MEASURED, cost_by_rule
+from pblasmp.engines.gpu.tensor.one_kernel_products import HOPPER
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 
@@ -702,7 +704,8 @@ def _one_kernel(run: Run) -> str:
 
 _MACHINES = (
     ("2 H100 or H200", 90, 2, ""), ("3 H100 or H200", 90, 3, ""), ("4 H100 or H200", 90, 4, ""),
-    ("8 H100 or H200", 90, 8, ""), ("2 other GPUs", 89, 2, ""), ("4 other GPUs", 89, 4, ""),
+    ("8 H100 or H200", 90, 8, ""), ("2 A100", 80, 2, ""), ("4 A100", 80, 4, ""),
+    ("2 L40S", 89, 2, ""), ("2 Blackwell", 100, 2, ""), ("4 Blackwell", 100, 4, ""),
     ("4 GPUs without NCCL windows", 90, 4, "there are no NCCL windows"),
 )  # fmt: skip
 """GPUs by name, compute capability and number, and why they do not reach each other's memory."""
@@ -722,8 +725,11 @@ def algorithms_by_machine() -> str:
             )  # fmt: skip
             taken = {form: [_taken(form, order, gpu, dtype) for order in _ORDERS] for form in FORMS}
             refusal = next((why for each in taken.values() for _, why in each if why), "")
-            known = size in MEASURED[(DTYPES | FLOAT8)[dtype].itemsize]
+            known = capability == HOPPER and size in MEASURED[(DTYPES | FLOAT8)[dtype].itemsize]
             measured = "measured" if known else "not measured: as fewer GPUs, or as in 16 bits"
+            measured = (
+                measured if capability == HOPPER else "not measured: as on Hopper, without `one_kernel`"
+            )
             cells = [_runs([name for name, _ in each]) for each in taken.values()]
             rows.append([machine, *cells, f"`one_kernel`: {refusal}" if refusal else measured])
         found.append(table([dtype, *FORMS.values(), "because"], rows, 0))
@@ -741,7 +747,8 @@ def _taken(form: str, order: int, gpu: Any, dtype: str) -> tuple[str, str]:
     )  # fmt: skip
     why_not = {each.name: each.why_not(gpu, p, Options()) for each in PRODUCTS if each.form == form}
     able = [name for name, why in why_not.items() if not why]
-    best = min(able, key=lambda name: cost_by_rule(name, p, gpu.multiprocessors, len(gpu.domains)))
+    rule = partial(cost_by_rule, p=p, multiprocessors=gpu.multiprocessors, domains=len(gpu.domains))
+    best = min(able, key=partial(rule, capability=gpu.capability), default="none")
     return best, why_not.get("one_kernel", "")
 
 

@@ -93,20 +93,83 @@ def test_blocks_that_add_several_tiles(ctx, form):
 @pytest.mark.parametrize(
     ("form", "way"),
     [
-        (form, way) for form in ("matmul_reduce_scatter", "matmul_allreduce") for way in PARTS
-        if form == "matmul_allreduce" or way != "exchanged"
+        *(("matmul_reduce_scatter", way) for way in PARTS if way != "exchanged"),
+        *(("matmul_allreduce", way) for way in PARTS),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("types", [("bfloat16",), ("bfloat16", (E4, E4)), (E4, (E5, E4))])
 def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
     """Also those that the rule takes for other sizes and numbers of ranks; one call follows another."""
-    monkeypatch.setattr(algorithms, "way_of_parts", lambda *_: way)
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: way)
     shapes = ((131, 85, 70), (1024, 640, 264), (2048, 1800, 24)) if types == ("bfloat16",) else EIGHT[2:5]
     products = [Product(ctx, form, sizes, *types) for sizes in shapes]
     for _ in range(3):
         for product in products:
             y = product(bias=product.local_bias, activation="relu")
             product.check(y, np.maximum(product.expected + product.bias_here, 0))
+
+
+@pytest.fixture
+def by_mma(monkeypatch):
+    """The kernel of other GPUs, on Hopper."""
+    monkeypatch.setattr(algorithms, "by_mma", lambda capability: True)
+
+
+@pytest.mark.parametrize(
+    ("form", "way"),
+    [
+        ("matmul_reduce_scatter", "stored"), ("matmul_allreduce", "exchanged"), ("matmul_allreduce", "stored"),
+        ("matmul_allgather", "stored"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mma(ctx, monkeypatch, by_mma, form, way, dtype):
+    """Without WGMMA and TMA: all sizes, tiles in turn, views with gaps, a bias and relu."""
+    import cupy
+
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: way)
+    products = [
+        Product(ctx, form, sizes, dtype)
+        for sizes in [*SIZES, (2048, 3584, 24)]
+        if not needs_tokens(form, sizes, ctx.size)
+    ]
+    for product in products * 2:
+        product.check(product())
+        y = product(bias=product.local_bias, activation="relu")
+        product.check(y, np.maximum(product.expected + product.bias_here, 0))
+    product = Product(ctx, form, (131, 85, 70), dtype)
+    out = cupy.full((product.expected.shape[0], product.expected.shape[1] + 5), 7, product.x.dtype)
+    product(out=out[:, 3:-2])
+    product.check(out[:, 3:-2].copy())
+    around = np.concatenate([out[:, :3].get(), out[:, -2:].get()], axis=1).astype(float)
+    assert ctx.comm.allgather(bool((around == 7).all())) == [True] * ctx.size
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_mma_beside_the_kernel_of_hopper(ctx, monkeypatch, form):
+    """In turn, on the same boxes and flags, while now one rank is late, now another: the same but for rounding."""
+    import cupy
+
+    sleep, rng = cupy.RawKernel(SLEEP, "sleep"), np.random.default_rng(5)
+    product = Product(ctx, form, (512, 384, 256))
+    product.x, product.w = (
+        cupy.asarray(rng.standard_normal(a.shape).astype(a.dtype)) for a in (product.x, product.w)
+    )
+    plans = []
+    for mma in (False, True):
+        monkeypatch.setattr(algorithms, "by_mma", lambda capability, mma=mma: mma)
+        plans.append(pb.plan(form, product.x, product.w, ctx, algo="one_kernel"))
+    first = [plan().copy() for plan in plans]
+    differ = cupy.zeros((), np.int64)
+    for turn in range(100):
+        if turn % 10 == ctx.rank:
+            sleep((1,), (1,), (2_000_000,))
+        differ += (plans[turn % 2]().view(np.uint16) != first[turn % 2].view(np.uint16)).any()
+    assert ctx.comm.allgather(int(differ)) == [0] * ctx.size
+    hopper, other = (y.get().astype(float) for y in first)
+    assert np.linalg.norm(hopper - other) < 3e-3 * np.linalg.norm(hopper)
+    for plan in plans:
+        plan.close()
 
 
 @pytest.mark.parametrize("form", FORMS)

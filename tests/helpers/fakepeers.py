@@ -91,6 +91,7 @@ class Peers:
         skip: the synchronization to leave out: ``(rank, number)``, counted as they are queued.
         multiprocessors: of each, which decide how many pieces a product is cut into.
         domains: the ranks that reach each other's memory; by default all.
+        capability: of each: 90 for 9.0.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Peers:
         skip: tuple[int, int] | None = None,
         multiprocessors: int = 2,
         domains: Sequence[tuple[int, ...]] = (),
+        capability: int = 90,
     ) -> None:
         self.size, self.skip = size, skip
         self.domains = list(domains) or [tuple(range(size))]
@@ -123,7 +125,7 @@ class Peers:
         self.written = np.zeros((size, 2, ROOM), np.int16)  # by whom, and when
         self.read = np.zeros((size, clocks, ROOM), np.int16)
         self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
-        self.gpus = [FakePeer(self, rank, multiprocessors) for rank in range(size)]
+        self.gpus = [FakePeer(self, rank, multiprocessors, capability=capability) for rank in range(size)]
 
     # -- memory
 
@@ -827,7 +829,8 @@ class Call:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
         gives = self.kernel.gives
-        box = lambda to, of, like: self.box(to, of + self.gpu.size, like, self.inboxes)  # noqa: E731
+        behind = self.gpu.size * self.kernel.sums  # results lie behind the parts
+        box = lambda to, of, like: self.box(to, behind + of, like, self.inboxes)  # noqa: E731
         outs = [job.d, *([self.box(me, me, job.d)] if job.copies and not gives else [])]
         outs += [box(rank, me, job.d) for rank in self.others if gives]
         if self.kernel.tiles.parts == "exchanged":

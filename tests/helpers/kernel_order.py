@@ -32,7 +32,7 @@ extern "C" void tiles(int rows, int cols, int rank, int blocks, int results, int
 }
 extern "C" u64 image(int tiles, int source, int number, int inbox) {
   Job job = {0, 0, tiles, 0};
-  return (u64)(inbox ? inbox_at : box_at)(job, 0, 0, source, number) / IMAGE;
+  return (u64)(inbox == 2 ? result_inbox_at : inbox ? inbox_at : box_at)(job, 0, 0, source, number) / IMAGE;
 }
 """
 
@@ -47,7 +47,8 @@ class Order:
         form, parts: as of the kernel.
 
     Attributes:
-        image: ``image(tiles, source, number, inbox)`` is the place of a tile's image in half of a buffer.
+        image: ``image(tiles, source, number, which)`` is the place of a tile's image in half of a buffer: of boxes (0),
+            or of inboxes, of a part (1) or a result (2).
     """
 
     def __init__(self, directory: Path, ranks: int, cluster: int, form: str, parts: str = "sent") -> None:
@@ -65,7 +66,7 @@ class Order:
         lines = TEXT % "".join(pieces)
         library = directory / f"order_{ranks}_{cluster}_{form}_{parts}.so"
         which = {"FORM": one_kernel.FORMS.index(form), "PARTS": one_kernel.PARTS.index(parts)}
-        which |= {"RANKS": ranks, "CLUSTER": cluster, "BN": 64}
+        which |= {"RANKS": ranks, "CLUSTER": cluster, "BN": 64, "MMA": 0, "RESULT": 0}
         macros = [f"-D{name}={value}" for name, value in which.items()]
         compiler = os.environ.get("CXX", "c++")
         command = [compiler, "-shared", "-fPIC", *macros, "-x", "c++", "-", "-o", str(library)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
+from pblasmp.engines.gpu.kernels import compiler
 from pblasmp.engines.gpu.kernels import one_kernel as kernels
 from pblasmp.engines.gpu.kernels.one_kernel import (
     FORMS,
@@ -20,6 +22,7 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     TILE_ROWS,
     KernelJob,
     OneKernel,
+    Tiling,
     Types,
     tiling,
     way_of_parts,
@@ -47,7 +50,7 @@ WAYS = [
 @pytest.fixture
 def take(monkeypatch):
     """Sets how parts travel."""
-    return lambda way: monkeypatch.setattr(algorithms, "way_of_parts", lambda *_: way)
+    return lambda way: monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: way)
 
 
 @pytest.fixture
@@ -55,11 +58,12 @@ def small(monkeypatch):
     """Tiles that the model's memory holds, and no compiler."""
     monkeypatch.setattr(kernels, "TILE_ROWS", 8)
     monkeypatch.setattr(kernels, "_WIDTHS", (16,))
+    monkeypatch.setattr(kernels, "_MMA_WIDTHS", (16,))
     monkeypatch.setattr(
         algorithms,
         "OneKernel",
         lambda form, types, ranks, tiles: SimpleNamespace(
-            tiles=tiles, sums=form != "matmul_allgather", gives=kernels.gives_sums(form, tiles.parts, types.d)
+            tiles=tiles, sums=form != "matmul_allgather", gives=kernels.gives_results(form, tiles, types.d)
         ),
     )
 
@@ -137,6 +141,54 @@ def test_products(small, take, form, way, size, sizes):
     take(way)
     outputs = {"outputs": (*[8] * (size - 1), n - 8 * (size - 1))} if form == "matmul_allgather" else {}
     Product(Peers(size), form, (t, n, k), **outputs).run()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+def test_gpus_that_are_not_hopper(small, monkeypatch, form, capability):
+    """They store or exchange whatever the size, need no boxes, and have no 8-bit floats."""
+    monkeypatch.setattr(kernels, "_FEW", 0)
+    outputs = {"outputs": (8, 8, 24)} if form == "matmul_allgather" else {}
+    run = Product(Peers(3, capability=capability), form, (30, 40, 9), **outputs)
+    run.run(times=3)
+    kind = PRODUCTS[form]["one_kernel"]
+    made = product(run.peers.gpus[0], "one_kernel", run.p, Options())
+    assert made.tiles.mma
+    assert made.tiles.parts == ("exchanged" if form == "matmul_allreduce" else "stored")
+    assert made._buffers()["one_kernel"] == 0
+    eight = problem(form, 3, {"tokens": (9, 9, 9), "outputs": (48,), "inputs": (16, 16, 16)} | (
+        {"tokens": (27,), "outputs": (16, 16, 16), "inputs": (16,)} if form == "matmul_allgather" else {}
+    ), E4, out_dtype=HALF)  # fmt: skip
+    assert "8-bit floats" in kind.why_not(run.peers.gpus[0], eight, Options())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 128, 1025, 8192])
+def test_tiles_of_other_gpus_fit(form, rows):
+    """Into 99 KB of shared memory, which sm_89 and sm_120 have."""
+    for cols in (8, 1024, 3000):
+        tiles = tiling(
+            form, 2, rows, cols, way_of_parts(form, 2, rows, cols, 2048, 108, mma=True), 108, mma=True
+        )
+        assert (tiles.cluster, tiles.buffers) == (1, 0)
+        assert tiles.row_blocks * TILE_ROWS >= rows
+        assert tiles.col_blocks * tiles.width >= cols
+        assert tiles.stages >= 3
+        assert tiles.shared_bytes <= 99 << 10
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_the_kernel_compiles_for_other_gpus(target):
+    """Wherever NVRTC is, without a GPU."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    ways = {"matmul_allreduce": "exchanged", "matmul_reduce_scatter": "stored", "matmul_allgather": "stored"}
+    for form, way in list(ways.items())[: None if target == "sm_80" else 1]:
+        tiles = tiling(form, 2, 256, 256, way, 108, mma=True)
+        try:
+            code = compiler._compiled(kernels.source(form, IN_HALF, 2, tiles), target)
+        except RuntimeError as error:  # the Python bindings are there, the library is not
+            pytest.skip(str(error))
+        assert b"one_kernel" in code
 
 
 @pytest.mark.parametrize(("form", "way"), WAYS)
@@ -272,7 +324,8 @@ def test_which_gpus_are_refused():
     kind = PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, BFLOAT)
     for name, value, why in (
-        ("capability", 100, "Hopper"), ("shared_gpus", True, "share a GPU"), ("why_no_windows", "too far", "too far"),
+        ("capability", 75, "8.0 or above"), ("shared_gpus", True, "share a GPU"),
+        ("why_no_windows", "too far", "too far"),
     ):  # fmt: skip
         gpu = Peers(2).gpus[0]
         assert kind.why_not(gpu, p, Options()) == ""
@@ -355,7 +408,7 @@ def test_more_ranks_exchange_what_takes_as_long_as_storing_and_a_transfer_back()
 def test_the_rule_is_asked_about_the_whole_result(small, monkeypatch, form):
     """Not about the ranks' sizes added up, which are those of the whole on every rank if nothing is split."""
     asked = []
-    monkeypatch.setattr(algorithms, "way_of_parts", lambda *sizes: asked.append(sizes) or "sent")
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *sizes, **_: asked.append(sizes) or "sent")
     outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
     Product(Peers(2), form, (13, 40, 12), **outputs).run()
     line = 24 if form == "matmul_allgather" else 12  # bytes
@@ -406,14 +459,12 @@ def test_buffers_are_as_large_as_the_kernel_needs(small, take, tmp_path, form, w
     parts["inputs"] = (8,) if form == "matmul_allgather" else parts["inputs"]
     made = product(Peers(3).gpus[0], "one_kernel", problem(form, 3, parts, HALF), Options())
     kernel, buffers, tiles = Order(tmp_path, 3, 1, form, way), made._buffers(), made.tiles
-    gives = form == "matmul_allreduce" and way == "stored"  # behind the parts of all ranks, sums of all
-    most = {
-        inbox: max(
-            kernel.image(tiles.count, source, number, inbox) + 1
-            for source, number in itertools.product(range(3 + 3 * (inbox and gives)), range(tiles.count))
-        )
-        for inbox in (0, 1)
-    }
+    gives = form == "matmul_allreduce" and way == "stored"  # results, behind the parts of all ranks
+    last = tiles.count - 1, 2
+    most = [
+        max(kernel.image(tiles.count, *reversed(last), inbox) + 1 for inbox in inboxes)
+        for inboxes in ([0], [1, 2] if gives else [1])
+    ]
     half = {name: nbytes // 2 // tiles.image_bytes for name, nbytes in buffers.items()}
     stores = way in ("stored", "exchanged")
     assert half[algorithms.ONE_KERNEL_INBOXES] == (most[1] if stores else 0)
@@ -464,6 +515,8 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     assert functions == functions[: len(asked)] * 3
     assert set(nvrtc.targets) == {"sm_90a"}
     assert nvrtc.rooms == [tiles.shared_bytes for _, _, tiles in asked]
+    OneKernel(FORMS[0], IN_HALF, 2, tiling(FORMS[0], 2, 512, 1792, "stored", 132, mma=True))
+    assert nvrtc.targets[-1] == "sm_90"  # the GPU's own
 
 
 class _Packed(ctypes.Structure):
@@ -505,6 +558,16 @@ def test_packed_arguments(monkeypatch):
     assert (got.capacity, got.tiles, got.activation, got.alpha) == (7, kernel.tiles.count, 2, 0.5)
 
 
+def test_matrices_of_other_gpus():
+    """By address, bytes from row to row, rows and columns, where Hopper has maps of TMA."""
+    kernel = object.__new__(OneKernel)
+    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "stored", 108, mma=True)
+    x, w, d = (View(i << 40, 40, 72, 80 + 8 * i, HALF) for i in (1, 2, 3))
+    packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))
+    found = [struct.unpack_from("<QQii", packed, 128 * i) for i in range(4)]
+    assert found == [(1 << 40, 176, 40, 72), (2 << 40, 192, 40, 72), (0, 0, 0, 0), (3 << 40, 208, 40, 72)]
+
+
 @pytest.mark.parametrize("dtype", [HALF, E4])
 def test_steps_and_boxes_of_k_are_128_bytes(monkeypatch, dtype):
     kernel, boxes = object.__new__(OneKernel), []
@@ -525,17 +588,18 @@ def test_steps_and_boxes_of_k_are_128_bytes(monkeypatch, dtype):
 def test_8_bits_are_multiplied_in_the_instructions_for_their_types():
     """As many columns at once as registers have room for beside the sums."""
     for width, columns in ((64, 64), (128, 128), (192, 96), (224, 112), (256, 128)):
-        text = kernels.source(FORMS[0], Types(E5, E4, BFLOAT, BFLOAT), 2, width, 1, 1, 3, "sent")
+        tiles = Tiling(width, 8, 8, 1, 1, 3, 0, "sent")
+        text = kernels.source(FORMS[0], Types(E5, E4, BFLOAT, BFLOAT), 2, tiles)
         assert f"m64n{columns}k32.f32.e5m2.e4m3" in text
         assert f"#define WN {columns}\n" in text
         assert "#define EIGHT 1\n#define HALF 0\n#define RESULT 0\n" in text
-    text = kernels.source(FORMS[2], Types(E4, E4, HALF, E5), 2, 64, 1, 1, 3, "sent")
+    text = kernels.source(FORMS[2], Types(E4, E4, HALF, E5), 2, Tiling(64, 8, 8, 1, 1, 3, 2, "sent"))
     assert "#define EIGHT 1\n#define HALF 1\n#define RESULT 2\n" in text
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_source_has_its_macros(form):
-    text = kernels.source(form, IN_HALF, 4, 128, 2, 2, 5, "stored")
+    text = kernels.source(form, IN_HALF, 4, Tiling(128, 8, 8, 2, 2, 5, 2, "stored"))
     head, body = text.split("// SPDX", 1)
     assert f"#define FORM {FORMS.index(form)}\n" in head
     assert "m64n128k16.f32.f16.f16" in head

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product and its communication in one persistent kernel, for Hopper (sm_90a).
+// A product and its communication in one persistent kernel: for Hopper (sm_90a), and with MMA for any GPU since sm_80.
 //
 // D = f(alpha X W^T + bias) in tiles of 128 x BN; X and W row-major, 16-bit or 8-bit floats, sums in float32. Each block has
 // three warpgroups. Two multiply, 64 rows each, by WGMMA. In the third, every warp has a task of its own:
@@ -11,13 +11,17 @@
 //
 // Blocks of a cluster multiply tiles one below the other, which need the same W: each loads a part of it, for all.
 //
+// With MMA there is neither WGMMA nor TMA, and parts and sums are only stored: each block has eight warps, all of which
+// load and multiply, 16 rows each, and write results from registers to D. Their sums are in the same registers.
+//
 // Macros: RANKS, BN (columns of a tile), CLUSTER (blocks of a cluster), STAGES (steps of k in flight), SLOTS (stagings),
+// MMA (1: as above),
 // WGMMA(d, a, b, adds), which multiplies 32 bytes of k by WN columns, and the types: EIGHT (1: X and W have 8 bits),
 // HALF (parts of sums travel in float16 if 1, in bfloat16 if 0), RESULT (D has that type if 0; 1: e4m3, 2: e5m2), FORM:
 //   0 reduce-scatter   1 all-reduce   2 gathered output
 // and PARTS, how other ranks' parts of a sum get to the one that adds them:
 //   0 sent to its boxes by TMA   1 fetched from the boxes of the rank that has computed them
-//   2 stored, from registers, into its inbox; 16-bit sums of all-reduce, too   3 the same, and all ranks add all tiles
+//   2 stored, from registers, into its inbox; 16-bit results, too   3 the same, and all ranks add all tiles
 #define BM 128
 #define LINE 128                       // bytes of k in a step
 #define BK (LINE / (EIGHT ? 1 : 2))
@@ -26,7 +30,7 @@
 #define STORES (FORM < 2 && PARTS > 1)  // parts go to inboxes
 #define ALL_ADD (FORM == 1 && PARTS == 3)
 #define SUMS (FORM < 2 && !ALL_ADD)    // other ranks have parts of this rank's tiles
-#define GIVES (FORM == 1 && PARTS == 2 && !RESULT)  // so do sums
+#define GIVES ((FORM == 1 || (MMA && FORM == 2)) && PARTS == 2 && !RESULT)  // so do results
 #define COPIES (FORM > 0 && !ALL_ADD && !GIVES)  // other ranks' tiles are results of this rank, too, from their boxes
 #define PARTS_IN_BOXES (SUMS && !STORES)
 #define CALL 65536  // more than there are blocks
@@ -34,9 +38,15 @@
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
 #define DONE (PART / (RESULT ? 2 : 1))  // of one that is a result
 
+#define FIRST_THREAD (MMA ? 0 : 128)  // of 256 that multiply
+
 typedef unsigned char u8; typedef unsigned int u32; typedef unsigned long long u64;
 
+#if MMA
+struct alignas(64) Map { u8* at; u64 ld; int rows, cols; u64 unused[13]; };  // ld in bytes
+#else
 struct alignas(64) Map { u64 words[16]; };  // a CUtensorMap
+#endif
 
 // Tiles are numbered by row blocks. Boxes hold images of the staging.
 struct alignas(64) Job {
@@ -44,7 +54,7 @@ struct alignas(64) Job {
   u64* control;               // this rank's: the number of calls before this one, times CALL, and of blocks that have ended
   u32* flags[RANKS];          // every rank's, at its address here: [parity][kind][source][tile]
   u8* boxes[2][RANKS];        // by parity, likewise: [source][tile], or [tile] if no parts travel in them
-  u8* inboxes[2][RANKS];      // by parity, likewise: [source][tile], and once more for sums
+  u8* inboxes[2][RANKS];      // by parity, likewise: parts [source][tile], behind them results, if they are stored
   const void* bias;           // one entry for each column
   const float *scale_x, *scale_w, *scale_d;  // of 8-bit matrices; null: 1
   float* amax;                // null, or raised to the largest absolute value of the results, before scale_d
@@ -231,10 +241,12 @@ __device__ __forceinline__ u8* box_at(const Job& job, int rank, u32 parity, int 
 // write there is the call after the next, as in boxes.
 
 #define VECTORS (BN / 16)  // of a thread's part of a tile: 4 words, 8 entries
-#define INBOX(at, j) ((at) + (j) * 4096 + (threadIdx.x - 128) * 16)
+#define INBOX(at, j) ((at) + (j) * 4096 + (threadIdx.x - FIRST_THREAD) * 16)
 
 __device__ __forceinline__ u8* inbox_at(const Job& job, int rank, u32 parity, int source, int number)
 { return job.inboxes[parity][rank] + ((u64)source * job.tiles + number) * IMAGE; }
+__device__ __forceinline__ u8* result_inbox_at(const Job& job, int rank, u32 parity, int source, int number)
+{ return inbox_at(job, rank, parity, (STORES ? RANKS : 0) + source, number); }
 
 __device__ __forceinline__ void to_words(const float* sum, u32* words) {
 #pragma unroll
@@ -367,17 +379,107 @@ __device__ __forceinline__ void put_into(u32 staging, const Job& job, const floa
   }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) one_kernel(const __grid_constant__ Job job) {
+#if MMA
+// -- products by mma.sync, operands by cp.async
+
+#define STEP ((BM + BN) * LINE)  // bytes
+
+template <int N> __device__ __forceinline__ void loaded()  // all but the last N steps
+{ asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+// The address of 16 bytes of a row of a step. No two rows of 8 share a bank.
+__device__ __forceinline__ u32 unit_at(u32 step, int row, int unit) { return step + row * LINE + ((unit ^ (row & 7)) << 4); }
+
+// Loads 128 bytes of k of some rows; what lies beyond the matrix is 0.
+template <int ROWS> __device__ __forceinline__ void load_rows(u32 to, const Map& of, int row, int step) {
+  const int unit = threadIdx.x % 8, col = step * BK + unit * 8, left = min(max((of.cols - col) * 2, 0), 16);
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 32) {
+    const int here = r + threadIdx.x / 8, bytes = row + here < of.rows ? left : 0;
+    const u8* from = of.at + (bytes ? (u64)(row + here) * of.ld + col * 2 : 0);
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" :: "r"(unit_at(to, here, unit)), "l"(from), "r"(bytes) : "memory");
+  }
+}
+
+struct Loads {  // of steps of k, tile after tile
+  const Job& job;
+  u32 base;
+  int positions, position, step = 0, stage = 0, row = 0, col = 0;
+  __device__ __forceinline__ void next() {
+    if (position < positions) {
+      if (step == 0) {
+        const Tile t = tile_at(job, position);
+        row = t.row_block * BM + (SUMS ? job.starts[t.owner] : 0);
+        col = t.col_block * BN;
+      }
+      load_rows<BM>(base + stage * STEP, job.x, row, step);
+      load_rows<BN>(base + stage * STEP + BM * LINE, job.w, col, step);
+      if (++stage == STAGES) stage = 0;
+      if (++step == job.steps) { step = 0; position += gridDim.x; }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+};
+
+__device__ __forceinline__ void load_matrices(u32 at, u32* v) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+}
+
+// Loads 16 rows of X and BN of W, 16 of a step's k each.
+__device__ __forceinline__ void load_operands(u32 x, u32 w, int first_row, int k, int lane, u32* a, u32* b) {
+  load_matrices(unit_at(x, matrix_row(first_row, lane), 2 * k + (lane >> 4)), a);
+#pragma unroll
+  for (int n = 0; n < BN; n += 16) load_matrices(unit_at(w, n + (lane & 7) + (lane >> 4) * 8, 2 * k + (lane >> 3 & 1)), b + n / 4);
+}
+
+__device__ __forceinline__ void add_product(float* sum, const u32* a, const u32* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void add_step(u32 x, int first_row, int lane, float* sum) {
+  u32 a[2][4], b[2][BN / 4];
+  load_operands(x, x + BM * LINE, first_row, 0, lane, a[0], b[0]);
+#pragma unroll
+  for (int k = 0; k < BK / 16; k++) {
+    if (k + 1 < BK / 16) load_operands(x, x + BM * LINE, first_row, k + 1, lane, a[(k + 1) & 1], b[(k + 1) & 1]);
+#pragma unroll
+    for (int n = 0; n < BN / 8; n++) add_product(sum + 4 * n, a[k & 1], b[k & 1] + 2 * n);
+  }
+}
+
+// Writes a thread's sums of a tile to D.
+__device__ __forceinline__ void write(const Map& d, const Tile& t, const float* sum, int first_row, int lane) {
+#pragma unroll
+  for (int i = 0; i < BN / 4; i++) {
+    const int row = t.row_block * BM + first_row + (i & 1) * 8, col = t.col_block * BN + 4 * (i & ~1) + 2 * (lane & 3);
+    const u32 two = pack(sum[2 * i], sum[2 * i + 1]);
+    u8* to = d.at + row * d.ld + col * 2;
+    if (row < d.rows && col + 1 < d.cols) *(u32*)to = two;
+    else if (row < d.rows && col < d.cols) *(unsigned short*)to = two;
+  }
+}
+#endif
+
+extern "C" __global__ void
+#if !MMA
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(FIRST_THREAD + 256, 1) one_kernel(const __grid_constant__ Job job) {
   extern __shared__ u8 memory[];
-  const u32 X_BYTES = BM * LINE, STAGE = X_BYTES + BN * LINE;
-  const u32 base = (shared(memory) + 1023) & ~1023u, stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
+  const u32 X_BYTES = BM * LINE, STAGE = X_BYTES + BN * LINE, base = (shared(memory) + 1023) & ~1023u;
+#if !MMA
+  const u32 stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
   const u32 barriers = buffers + (COPIES ? 2 * PART : 0);
   const u32 full = barriers, empty = full + 8 * STAGES;           // a step's operands are there; are read
   const u32 came = empty + 8 * STAGES, taken = came + 8 * SLOTS;  // another rank's part is in a slot; is added
   const u32 ready = taken + 8 * SLOTS, vacant = ready + 8 * SLOTS;  // a result is in a slot; has left it
   const u32 fetched = vacant + 8 * SLOTS;                         // a piece is there: two of warp 1's, two of warp 3's
+#endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 epoch = (u32)(*(volatile u64*)job.control / CALL) + 1, parity = epoch & 1;  // arrives while the barriers are made
+#if !MMA
   if (threadIdx.x == 0) {
     prefetch(&job.x);
     prefetch(&job.w);
@@ -387,10 +489,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_proxies();
   }
+#endif
   meet();
   const int positions = (SUMS ? RANKS : 1) * job.tiles;
 
-  if (threadIdx.x < 128) {
+#if !MMA
+  if (threadIdx.x < FIRST_THREAD) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (warp == 0 && lane == 0) {  // operands
       const int part = blockIdx.x % CLUSTER * (BN / CLUSTER);
@@ -410,7 +514,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         }
       }
     }
-#if SUMS && !STORES
+#if PARTS_IN_BOXES
     if (warp == 1 && lane == 0) {  // other ranks' parts
       int n = 0;
       u32 phases = 0;
@@ -485,20 +589,27 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
       stored<0>();
     }
     if (COPIES && warp == 3 && lane == 0) fetch_results(job, buffers, {fetched + 16, 0}, epoch);
-  } else {
+  } else
+#endif
+  {
+    const int first_row = (warp - FIRST_THREAD / 32) * 16 + lane / 4;  // of a thread's sums [0] and [1]; [2] and [3] are 8 rows below
+    float sum[BN / 2];
+#if MMA
+    Loads loads = {job, base, positions, (int)blockIdx.x};
+    int stage = 0;
+    for (int i = 1; i < STAGES; i++) loads.next();
+    auto await_slot = [] {};
+    auto hand_over = [&](const Tile& t, float* sum, bool finishes, bool) {
+      if (finishes) finish(job, t, sum, first_row, lane);
+      write(job.d[t.owner], t, sum, first_row, lane);
+    };
+#else
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int half = threadIdx.x / 128 - 1;
-    const int first_row = (warp - 4) * 16 + lane / 4;  // of a thread's sums [0] and [1]; [2] and [3] are 8 rows below
     const bool speaks = threadIdx.x % 128 == 0;
     const int hears = lane == 0 && (warp & 3) < CLUSTER ? warp & 3 : -1;  // the block that this thread tells what was read
     int stage = 0, staged = 0;  // staged: tiles that were handed to warp 2
     u32 phase = 0;
-    float sum[BN / 2];
-    float factor = job.alpha;
-#if EIGHT
-    if (job.scale_x) factor *= *job.scale_x;
-    if (job.scale_w) factor *= *job.scale_w;
-#endif
     auto next_stage = [&] { if (++stage == STAGES) { stage = 0; phase ^= 1; } };
     auto free_stage = [&](int which) { if (hears >= 0) arrive_at(empty + 8 * which, hears); };
     auto multiply = [&](float* d, int column, bool first = true) {  // a step, by the columns from that one on
@@ -517,8 +628,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
       asm volatile("bar.sync %0,128;" :: "r"(half + 1) : "memory");
       if (speaks) arrive(ready + 8 * slot);
     };
-#if SUMS && !STORES
+#if PARTS_IN_BOXES
     u32 phases = 0;  // of "came", for each slot
+#endif
+#endif
+    float factor = job.alpha;
+#if EIGHT
+    if (job.scale_x) factor *= *job.scale_x;
+    if (job.scale_w) factor *= *job.scale_w;
 #endif
 #if ALL_ADD
     Tile before;  // it is added when the next one has been multiplied
@@ -536,7 +653,16 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #endif
     for (int s = blockIdx.x; s < positions; s += gridDim.x) {
       const Tile t = tile_at(job, s);
-#if EIGHT
+#if MMA
+      zero(sum);
+      for (int k = 0; k < job.steps; k++) {
+        loaded<STAGES - 2>();
+        __syncthreads();  // all have the step, and have read the one before, over which the next one is loaded
+        loads.next();
+        add_step(base + stage * STAGE, first_row, lane, sum);
+        if (++stage == STAGES) stage = 0;
+      }
+#elif EIGHT
       // The tensor cores add products of 8-bit floats in fewer bits than float32 has: not more than those of a step.
       zero(sum);
 #if BN > WN  // a part of the columns at a time
@@ -593,7 +719,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #pragma unroll
         for (int i = 0; i < BN / 2; i++) sum[i] *= factor;
       }
-#if STORES
+#if STORES || GIVES
       const int number = t.row_block * job.col_blocks + t.col_block;
 #endif
 #if ALL_ADD
@@ -616,19 +742,18 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         continue;
       }
       for (int i = 1; i < RANKS; i++) add_part<0>(inbox_at(job, job.rank, parity, (job.rank + i) % RANKS, number), sum);
+#endif
 #if GIVES
       finish(job, t, sum, first_row, lane);
       u32 words[4 * VECTORS];
       to_words(sum, words);
-      for (int i = 1; i < RANKS; i++) put(inbox_at(job, (job.rank + i) % RANKS, parity, RANKS + job.rank, number), words);
+      for (int i = 1; i < RANKS; i++) put(result_inbox_at(job, (job.rank + i) % RANKS, parity, job.rank, number), words);
       zero(sum);
       add<VECTORS>(sum, words);  // the same bits as on other ranks: the sign of a zero is lost
       await_slot();
       hand_over(t, sum, false, true);
       continue;
-#endif
-      await_slot();
-#elif SUMS
+#elif PARTS_IN_BOXES
       if (own) {
         const int slot = staged % SLOTS;
         for (int i = 1; i < RANKS; i++) {
@@ -657,10 +782,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
       hand_over(t, sum, own, own);
     }
 #if GIVES
-    for (int s = blockIdx.x; s < positions; s += gridDim.x) {
-      const Tile t = tile_at(job, s);
+    for (int s = blockIdx.x; s < (SUMS ? 1 : RANKS - 1) * positions; s += gridDim.x) {
+      const Tile t = SUMS ? tile_at(job, s) : result_at(job, s);
       if (t.owner == job.rank) continue;
-      u8* inbox = inbox_at(job, job.rank, parity, RANKS + t.owner, t.row_block * job.col_blocks + t.col_block);
+      u8* inbox = result_inbox_at(job, job.rank, parity, t.owner, t.row_block * job.col_blocks + t.col_block);
       zero(sum);
       add_part<0>(inbox, sum);
       await_slot();

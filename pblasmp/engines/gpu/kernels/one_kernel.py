@@ -41,6 +41,8 @@ _HIDES_PULLS = {"matmul_reduce_scatter": 3072, "matmul_allreduce": 2048}
 """Bytes of a row of X with which it takes as long to multiply a tile as to fetch one."""
 _THREADS = 384
 _SHARED_BYTES = 227 << 10  # that a block may use on Hopper
+_MMA_SHARED_BYTES = 99 << 10  # on any GPU since sm_80
+_MMA_THREADS, _MMA_WIDTHS, _MMA_STAGES = 256, (64, 128), 4
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
 _ALIGN_BYTES = 1024
 _MAP_BYTES = 128
@@ -77,6 +79,7 @@ class Tiling:
         stages: steps of k whose operands are loaded ahead.
         buffers: parts of tiles that a block can hold of other ranks' results.
         parts: one of ``PARTS``: how ranks get what others have computed of their tiles.
+        mma: whether the kernel multiplies by instructions of all GPUs since sm_80, instead of Hopper's.
     """
 
     width: int
@@ -87,6 +90,7 @@ class Tiling:
     stages: int
     buffers: int
     parts: str
+    mma: bool = False
 
     @property
     def count(self) -> int:
@@ -106,11 +110,14 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block needs."""
-        return self.stages * _step_bytes(self.width) + _other_bytes(self.width, self.slots, self.buffers)
+        other = _ALIGN_BYTES if self.mma else _other_bytes(self.width, self.slots, self.buffers)
+        return self.stages * _step_bytes(self.width) + other
 
 
-def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks: int) -> str:
-    """Return how parts of sums travel, one of ``PARTS``. The same on every rank. Local.
+def way_of_parts(
+    form: str, ranks: int, rows: int, cols: int, line: int, blocks: int, *, mma: bool = False
+) -> str:
+    """Return how parts of sums and results travel, one of ``PARTS``. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
@@ -118,9 +125,10 @@ def way_of_parts(form: str, ranks: int, rows: int, cols: int, line: int, blocks:
         rows, cols: of the sums of all ranks.
         line: bytes of a row of X on a rank.
         blocks: that run at once.
+        mma: whether the kernel is not Hopper's: then they are stored or exchanged.
     """
     short = form == "matmul_allreduce" and ranks == _PAIR and line <= _SHORT
-    if form != "matmul_allgather" and rows * cols <= _FEW * (1 + short) * blocks:
+    if mma or (form != "matmul_allgather" and rows * cols <= _FEW * (1 + short) * blocks):
         # what a rank exchanges beyond its parts and its share of the sums, which two ranks send as well
         more = (ranks - 1) * (ranks - 2) * rows * cols * 2 // ranks
         return "exchanged" if form == "matmul_allreduce" and more <= _EXCHANGED else "stored"
@@ -133,14 +141,16 @@ def parts_in_boxes(parts: str, *, sums: bool) -> bool:
     return sums and parts not in _AT_ONCE
 
 
-def gives_sums(form: str, parts: str, d: np.dtype) -> bool:
-    """Return whether sums of type ``d`` are stored into inboxes, like their parts. Local."""
-    return form == "matmul_allreduce" and parts == "stored" and not is_float8(d)
+def gives_results(form: str, tiles: Tiling, d: np.dtype) -> bool:
+    """Return whether results of type ``d`` are stored into inboxes, like parts of sums. Local."""
+    stores = form == "matmul_allreduce" or (form == "matmul_allgather" and tiles.mma)
+    return stores and tiles.parts == "stored" and not is_float8(d)
 
 
 def tiling(
-    form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int, *, line: int | None = None
-) -> Tiling:
+    form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int, *, line: int | None = None,
+    mma: bool = False,
+) -> Tiling:  # fmt: skip
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
@@ -150,12 +160,15 @@ def tiling(
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
         line: bytes of a row of X on a rank, if it has 8-bit floats.
+        mma: whether the kernel is not Hopper's.
     """
-    return _tiling(form, ranks, -(-rows // TILE_ROWS), cols, parts, blocks, line)
+    return _tiling(form, ranks, -(-rows // TILE_ROWS), cols, parts, blocks, line, mma)
 
 
 @lru_cache(1024)
-def _tiling(form: str, ranks: int, tall: int, cols: int, parts: str, blocks: int, line: int | None) -> Tiling:
+def _tiling(
+    form: str, ranks: int, tall: int, cols: int, parts: str, blocks: int, line: int | None, mma: bool
+) -> Tiling:
     """Return what ``tiling`` does of rows that make so many tiles. Local."""
     exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
@@ -171,13 +184,16 @@ def _tiling(form: str, ranks: int, tall: int, cols: int, parts: str, blocks: int
 
     ways = [
         (width, cluster)
-        for width in _WIDTHS
+        for width in (_MMA_WIDTHS if mma else _WIDTHS)
         for cluster in (_CLUSTERS[:1] if at_once else _CLUSTERS)
         if blocks >= cluster
         and _stages(width, 1, buffers) >= _FEWEST_STAGES
         and not (exchanges and width > _WIDEST_EXCHANGE)
     ]
     width, cluster = min(ways, key=lambda way: (cost(*way), -way[0], share(*way), -way[1]))
+    if mma:
+        stages = min(_MMA_STAGES, (_MMA_SHARED_BYTES - _ALIGN_BYTES) // _step_bytes(width))
+        return Tiling(width, *share(width, 1), 1, 1, stages, 0, parts, mma=True)
     slots = 2 if _stages(width, 2, buffers) >= _ENOUGH_STAGES else 1
     return Tiling(
         width, *share(width, cluster), cluster, slots, _stages(width, slots, buffers), buffers, parts
@@ -260,26 +276,29 @@ class OneKernel:
     Attributes:
         tiles: the tiling.
         sums: whether ranks add parts of each other's.
-        gives: whether they store sums into each other's inboxes.
+        gives: whether they store results into each other's inboxes.
     """
 
     def __init__(self, form: str, types: Types, ranks: int, tiles: Tiling) -> None:
         from cuda.bindings import driver
 
         self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
-        self.gives = gives_sums(form, tiles.parts, types.d)
+        self.gives = gives_results(form, tiles, types.d)
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        text = source(form, types, ranks, tiles.width, tiles.cluster, tiles.slots, tiles.stages, tiles.parts)
-        self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks)
+        text = source(form, types, ranks, tiles)
+        target = "" if tiles.mma else "sm_90a"
+        self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks, target)
 
     def launch(self, job: KernelJob, blocks: int, stream: Any) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
-        together = self.tiles.cluster
-        clusters = min(
-            blocks // together, _resident(self._function, together, self.tiles.shared_bytes, blocks)
-        )
-        self._kernel(stream, (clusters * together, 1), _THREADS, [self._packed(job)], self.tiles.shared_bytes)
+        tiles = self.tiles
+        if not tiles.mma:  # clusters may not fit everywhere
+            together = tiles.cluster
+            most = _resident(self._function, together, tiles.shared_bytes, blocks)
+            blocks = min(blocks // together, most) * together
+        threads = _MMA_THREADS if tiles.mma else _THREADS
+        self._kernel(stream, (blocks, 1), threads, [self._packed(job)], tiles.shared_bytes)
 
     def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
@@ -288,7 +307,7 @@ class OneKernel:
         results[job.rank] = job.d
         starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
         box, step = (TILE_ROWS, tiles.chunk), _LINE_BYTES // job.x.dtype.itemsize
-        find = partial(_map, self._driver)
+        find = partial(_map, None if tiles.mma else self._driver)
         maps = [
             find(job.x, (TILE_ROWS, step)), find(job.w, (tiles.width // tiles.cluster, step)),
             *(find(view, box) if view else bytes(_MAP_BYTES) for view in results),
@@ -313,8 +332,14 @@ class OneKernel:
 
 @lru_cache(1024)
 def _map(driver: Any, matrix: View, box: tuple[int, int]) -> bytes:
-    """Return how TMA finds boxes of a matrix, whose rows and first address are multiples of 16 bytes. Local."""
+    """Return how TMA finds boxes of a matrix, whose rows and first address are multiples of 16 bytes. Local.
+
+    Without a driver where it is, for the kernel that has no TMA.
+    """
     itemsize = matrix.dtype.itemsize
+    if driver is None:
+        place = struct.pack("<QQii", matrix.address, matrix.ld * itemsize, matrix.rows, matrix.cols)
+        return place.ljust(_MAP_BYTES, b"\0")
     swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[1] * itemsize}B")
     kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
     size, count = driver.cuuint64_t, driver.cuuint32_t
@@ -331,9 +356,9 @@ def _map(driver: Any, matrix: View, box: tuple[int, int]) -> bytes:
 
 
 @cache
-def _loaded(device: int, text: str, shared_bytes: int, ranks: int) -> tuple[int, Kernel]:
+def _loaded(device: int, text: str, shared_bytes: int, ranks: int, target: str) -> tuple[int, Kernel]:
     """Return where the kernel is on the current GPU, and what queues it: the same for any sizes. Local."""
-    function = loaded(device, text, "one_kernel", shared_bytes, "sm_90a")
+    function = loaded(device, text, "one_kernel", shared_bytes, target)
     return function, Kernel(function, f"{job_bytes(ranks)}s")
 
 
@@ -355,23 +380,15 @@ def _resident(function: int, cluster: int, shared_bytes: int, blocks: int) -> in
 
 
 @cache
-def source(
-    form: str,
-    types: Types,
-    ranks: int,
-    width: int,
-    cluster: int,
-    slots: int,
-    stages: int,
-    parts: str,
-) -> str:
+def source(form: str, types: Types, ranks: int, tiles: Tiling) -> str:
     """Return the kernel's source, with its macros. Local."""
-    eight = is_float8(types.x)
+    eight, width = is_float8(types.x), tiles.width
     at_once = width // 2 if eight and width > _WIDEST_PART else width
     macros = {
         "FORM": FORMS.index(form), "EIGHT": int(eight), "HALF": int(types.parts == np.float16),
-        "RESULT": _RESULTS.get(types.d.name, 0), "RANKS": ranks, "BN": width, "WN": at_once, "CLUSTER": cluster,
-        "SLOTS": slots, "STAGES": stages, "PARTS": PARTS.index(parts), "JOB_BYTES": job_bytes(ranks),
+        "RESULT": _RESULTS.get(types.d.name, 0), "RANKS": ranks, "BN": width, "WN": at_once, "MMA": int(tiles.mma),
+        "CLUSTER": tiles.cluster, "SLOTS": tiles.slots, "STAGES": tiles.stages, "PARTS": PARTS.index(tiles.parts),
+        "JOB_BYTES": job_bytes(ranks), "MMA_TYPE": f'"{_WGMMA[types.x.name]}"',
         "WGMMA(d, a, b, adds)": _wgmma(types, at_once),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in macros.items()]

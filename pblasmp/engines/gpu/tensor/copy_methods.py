@@ -22,7 +22,7 @@ from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
-from .one_kernel_products import may_shut_out
+from .one_kernel_products import HOPPER, by_mma, may_shut_out
 
 Array = Any
 
@@ -56,7 +56,9 @@ class CopyMethod(TensorMethod):
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         gpu = session_of(engine).gpu
-        return cost_by_rule(self.name, problem, gpu.multiprocessors, len(gpu.domains))
+        return cost_by_rule(
+            self.name, problem, gpu.multiprocessors, len(gpu.domains), capability=gpu.capability
+        )
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
@@ -153,16 +155,19 @@ four: not measured, the limits grow with the ranks.
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
-def cost_by_rule(name: str, p: ParallelProblem, multiprocessors: int, domains: int = 1) -> float:
+def cost_by_rule(
+    name: str, p: ParallelProblem, multiprocessors: int, domains: int = 1, *, capability: int = HOPPER
+) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
-    "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
+    "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product. On GPUs
+    other than Hopper's the former was never measured.
     """
     if name == "one_kernel":
         most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
         if is_float8(p.dtype):
             most = max(most, _IN_8_BITS)
-        return _FASTEST if p.flops < most else 0.8
+        return _FASTEST if p.flops < most and not by_mma(capability) else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
     if name == ("nccl" if domains > 1 else _best(p, multiprocessors)):

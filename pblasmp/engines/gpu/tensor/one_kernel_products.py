@@ -51,8 +51,15 @@ has four multiprocessors left if more than three of each are."""
 _LETS_IN = 3, 132
 """Up to so many GPUs, of so many multiprocessors, none has to be left: blocks that are done let others in."""
 _ALIGN = 16  # bytes
-_HOPPER = 90
+HOPPER = 90
+"""Its compute capability."""
+_MMA_SINCE = 80
 _TYPES = DTYPES["bfloat16"], DTYPES["float16"]
+
+
+def by_mma(capability: int) -> bool:
+    """Return whether GPUs of a compute capability, 90 for 9.0, multiply by ``mma.sync``. Local."""
+    return capability != HOPPER
 
 
 def may_shut_out(session: Session) -> bool:
@@ -99,8 +106,10 @@ class _OneKernelProduct(CopyProduct):
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if why := super().why_not(gpu, p, options):
             return why
-        if gpu.capability != _HOPPER:
-            return "the kernel is for Hopper GPUs (compute capability 9.0)"
+        if gpu.capability < _MMA_SINCE:
+            return "the kernel is for GPUs of compute capability 8.0 or above"
+        if by_mma(gpu.capability) and (is_float8(p.dtype) or is_float8(p.out_dtype)):
+            return "the kernel has 8-bit floats on Hopper GPUs (compute capability 9.0) only"
         if gpu.shared_gpus:
             return "ranks share a GPU: their kernels would wait for each other"
         if options.comm_sms is not None and options.comm_sms >= gpu.multiprocessors:
@@ -124,11 +133,11 @@ class _OneKernelProduct(CopyProduct):
         line = sum(p.inputs) // len(p.inputs) * p.dtype.itemsize
         self.blocks = blocks = max(1, self.gpu.multiprocessors - self._left)
         tokens, outputs, _ = p.sizes
-        self.parts = way_of_parts(form, size, tokens, outputs, line, blocks)
+        mma = by_mma(self.gpu.capability)
+        self.parts = way_of_parts(form, size, tokens, outputs, line, blocks, mma=mma)
         self._cut()
-        self.tiles: Tiling = tiling(
-            form, size, *self._share(), self.parts, blocks, line=line if is_float8(p.dtype) else None
-        )
+        narrow = line if is_float8(p.dtype) else None
+        self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks, line=narrow, mma=mma)
         types = Types(p.dtype, p.w_dtype, self.travels, p.out_dtype)
         self.kernel = OneKernel(form, types, size, self.tiles)
         tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
@@ -153,13 +162,11 @@ class _OneKernelProduct(CopyProduct):
     def _buffers(self) -> dict[str, int]:
         tiles, in_boxes = 2 * self.tiles.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
         sources = self.size if in_boxes else int(self.copies and not self.kernel.gives)
-        stores = self.parts in ("stored", "exchanged")
+        stores = self.kernel.gives + (self.kernel.sums and self.parts in ("stored", "exchanged"))
         flags = _KINDS * self.size * tiles * np.dtype(np.uint32).itemsize
         return {
             "one_kernel": sources * tiles * self.tiles.image_bytes,
-            ONE_KERNEL_INBOXES: self.size * tiles * self.tiles.image_bytes * (1 + self.kernel.gives)
-            if stores
-            else 0,
+            ONE_KERNEL_INBOXES: stores * self.size * tiles * self.tiles.image_bytes,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
