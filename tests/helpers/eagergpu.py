@@ -13,18 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from pblasmp.engines.gpu.kernels.views import Move, View
+from pblasmp.engines.gpu.kernels.views import Move
+from tests.helpers.fakecublas import at
 from tests.helpers.fakepeers import FakePeer, Op
-
-
-def at(view: View) -> np.ndarray:
-    """Return the memory of a view."""
-    if not view.rows * view.cols:
-        return np.empty((view.rows, view.cols), view.dtype)
-    size = view.dtype.itemsize
-    nbytes = ((view.rows - 1) * view.ld + view.cols) * size
-    memory = (ctypes.c_char * nbytes).from_address(view.address)
-    return np.ndarray((view.rows, view.cols), view.dtype, memory, strides=(view.ld * size, size))
 
 
 class _Host:

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.gpu.runtime.gpu import Gpu
@@ -34,6 +33,7 @@ from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
 from pblasmp.engines.gpu.session import session_of
 from pblasmp.engines.gpu.tensor import copy_methods
 from tests.helpers import fakelapack
+from tests.helpers.fakecublas import Cublas, at
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
 
 _QUEUED = (
@@ -935,112 +935,21 @@ class FakeGpu:
             self.events.append(("cuBLAS", stream))
 
         names = [f"{letter}{name}" for letter in "sdcz" for name in _QUEUED]
-        computed = {
-            name: checked(call) for name, call in vars(self._cublas()).items()
-            if "trsm" in name or name == "gemm_ex" or (self.computes and name in names)
-        }  # fmt: skip
+        computed = ["gemm_ex", *(f"{letter}trsm" for letter in "sdcz"), *(names if self.computes else ())]
+        cublas = self._cublas()
+        functions = dict.fromkeys(names, queued) | {name: checked(getattr(cublas, name)) for name in computed}
         return SimpleNamespace(
             create=create, destroy=lambda handle: self._release("cuBLAS", handle),
             set_stream=set_stream, set_workspace=set_workspace, set_math_mode=set_math_mode,
-            Math=SimpleNamespace(DEFAULT_MATH=0, TF32_TENSOR_OP_MATH=3), **(dict.fromkeys(names, queued) | computed),
+            Math=SimpleNamespace(DEFAULT_MATH=0, TF32_TENSOR_OP_MATH=3), **functions,
         )  # fmt: skip
 
-    def _cublas(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
-        def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
-            rows, cols = (cols, rows) if op else (rows, cols)
-            assert ld >= max(1, rows)
-            nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
-            memory = (ctypes.c_char * nbytes).from_address(at)
-            x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
-            return (x, x.T, x.conj().T)[op]
+    def _cublas(self) -> Cublas:
+        def at_once(name: str, sizes: Any, do: Any, *_: Any) -> None:
+            self.events.append((name, self.stream, sizes))
+            do()
 
-        def gemm_ex(
-            handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
-            alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
-            beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
-        ) -> None:  # fmt: skip
-            assert algo == -1
-            assert handle in self.solvers
-            self.events.append(("gemm", self.stream, (m, n, k)))
-            names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
-            kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
-            scale = np.dtype({(68, "f"): "f4", (70, "f"): "f8", (68, "c"): "c8", (70, "c"): "c16"}[
-                compute, "c" if kinds[0].kind == "c" else "f"])  # fmt: skip
-
-            def scalar(at: int) -> Any:
-                return np.frombuffer(ctypes.string_at(at, scale.itemsize), scale)[0]
-
-            wide = np.complex128 if kinds[0].kind == "c" else np.float64
-            left, right = matrix(a, m, k, lda, kinds[0], op_a), matrix(b, k, n, ldb, kinds[1], op_b)
-            out = matrix(d, m, n, ldd, kinds[2], 0)
-            result = scalar(alpha) * (left.astype(wide) @ right.astype(wide))
-            if scalar(beta):
-                result = result + scalar(beta) * out.astype(wide)
-            out[...] = result
-
-        def trsm(letter: str) -> Any:
-            kind = np.dtype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[letter])
-            wide = np.complex128 if kind.kind == "c" else np.float64
-
-            def solve(
-                handle: int, side: int, fill: int, op: int, diag: int, m: int, n: int,
-                alpha: int, a: int, lda: int, x: int, ldx: int,
-            ) -> None:  # fmt: skip
-                assert handle in self.solvers
-                self.events.append(("trsm", self.stream, (m, n)))
-                order = n if side else m
-                stored = matrix(a, order, order, lda, kind, 0).astype(wide)
-                triangle = np.triu(stored) if fill else np.tril(stored)  # the rest may be anything
-                if diag:
-                    np.fill_diagonal(triangle, 1)
-                triangle = (triangle, triangle.T, triangle.conj().T)[op]
-                out = matrix(x, m, n, ldx, kind, 0)
-                right = np.frombuffer(ctypes.string_at(alpha, kind.itemsize), kind)[0] * out.astype(wide)
-                out[...] = (
-                    np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
-                )
-
-            return solve
-
-        def gemm(letter: str) -> Any:
-            kind = np.dtype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[letter])
-
-            def multiply(
-                handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
-                alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, d: int, ldd: int,
-            ) -> None:  # fmt: skip
-                self.events.append(("gemm", self.stream, (m, n, k)))
-                one, other = (
-                    np.frombuffer(ctypes.string_at(x, kind.itemsize), kind)[0] for x in (alpha, beta)
-                )
-                wide = np.complex128 if kind.kind == "c" else np.float64
-                left, right = matrix(a, m, k, lda, kind, op_a), matrix(b, k, n, ldb, kind, op_b)
-                if self.tf32 and letter in "sc":
-                    left, right = _to_tf32(left), _to_tf32(right)
-                out = matrix(d, m, n, ldd, kind, 0)
-                result = one * (left.astype(wide) @ right.astype(wide))
-                out[...] = result + other * out.astype(wide) if other else result
-
-            return multiply
-
-        def gemv(letter: str) -> Any:
-            def multiply(
-                handle: int, op: int, m: int, n: int, alpha: int, a: int, lda: int, x: int, one: int, beta: int,
-                y: int, step: int,
-            ) -> None:  # fmt: skip
-                assert one == step == 1
-                rows, cols = (n, m) if op else (m, n)
-                gemm(letter)(
-                    handle, op, 0, rows, 1, cols, alpha, a, lda, x, max(1, cols), beta, y, max(1, rows)
-                )
-
-            return multiply
-
-        return SimpleNamespace(
-            gemm_ex=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"},
-            **{f"{letter}gemm": gemm(letter) for letter in "sdcz"},
-            **{f"{letter}gemv": gemv(letter) for letter in "sdcz"},
-        )  # fmt: skip
+        return Cublas(at, at_once, lambda x: _to_tf32(x) if self.tf32 and x.dtype.char in "fF" else x)
 
     # -- nccl4py
 

@@ -12,7 +12,6 @@ that is raised before the last one was seen, a flag that nobody waits for, and a
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import random
 from collections import defaultdict
@@ -34,6 +33,7 @@ from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS
 from pblasmp.engines.gpu.runtime.gpu import Gpu
+from tests.helpers.fakecublas import Cublas
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -283,7 +283,8 @@ class FakePeer:
         self._met = 0
         self._calls = 0  # of one_kernel
         self.arena = SimpleNamespace(generation=0)
-        self.products = SimpleNamespace(cublas=Cublas(self), solver=lambda stream: 1, multiply=self._product)
+        cublas = Cublas(self.peers.of, lambda name, sizes, *queued: self._queue(name, "main", *queued))
+        self.products = SimpleNamespace(cublas=cublas, solver=lambda stream: 1, multiply=self._product)
 
     # -- memory
 
@@ -663,97 +664,6 @@ class FakePeer:
                     self.peers.of(part)[...] = found.reshape(1, -1)
 
         self._collective("all gather", of, [of], written, do, across)
-
-
-class Cublas:
-    """nvmath.bindings.cublas, on the stream "main" of the model; matrices are in Fortran order."""
-
-    def __init__(self, gpu: FakePeer) -> None:
-        self.gpu = gpu
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a routine of a type, as "dgemm"."""
-        kind, routine = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}.get(name[0]), name[1:]
-        if kind is None or not hasattr(type(self), routine):
-            raise AttributeError(name)
-        return partial(getattr(type(self), routine), self, np.dtype(kind))
-
-    def _scalar(self, kind: np.dtype, at: int) -> Any:
-        return np.frombuffer(ctypes.string_at(at, kind.itemsize), kind)[0]
-
-    def _get(self, view: View) -> np.ndarray:
-        return self.gpu.peers.of(view).T
-
-    def gemm(
-        self, kind: np.dtype, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int,
-        a: int, lda: int, b: int, ldb: int, beta: int, d: int, ldd: int,
-    ) -> None:  # fmt: skip
-        one, other = self._scalar(kind, alpha), self._scalar(kind, beta)
-        x = View(a, *((m, k) if op_a else (k, m)), lda, kind)
-        y = View(b, *((k, n) if op_b else (n, k)), ldb, kind)
-        to = View(d, n, m, ldd, kind)
-
-        def do(_: np.ndarray) -> None:
-            left, right = (
-                (each, each.T, each.conj().T)[op] for each, op in ((self._get(x), op_a), (self._get(y), op_b))
-            )
-            old = other * self._get(to) if other else 0
-            self._get(to)[...] = one * (left @ right) + old
-
-        self.gpu._queue("gemm", "main", do, [x, y, *([to] if other else [])], [to])
-
-    def gemm_strided_batched(self, kind: np.dtype, handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
-                             alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int, beta: int,
-                             d: int, ldd: int, step_d: int, count: int) -> None:  # fmt: skip
-        for i in range(count):
-            at_a, at_b, at_d = (
-                at + i * step * kind.itemsize for at, step in ((a, step_a), (b, step_b), (d, step_d))
-            )
-            self.gemm(kind, handle, op_a, op_b, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_d, ldd)
-
-    def trsm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
-        self._triangular(kind, *arguments, *arguments[-2:], solves=True)
-
-    def trmm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
-        self._triangular(kind, *arguments, solves=False)
-
-    def _triangular(self, kind: np.dtype, side: int, fill: int, op: int, diag: int, m: int, n: int, alpha: int,
-                    a: int, lda: int, b: int, ldb: int, d: int, ldd: int, *, solves: bool) -> None:  # fmt: skip
-        order, scale = n if side else m, self._scalar(kind, alpha)
-        x, y, to = View(a, order, order, lda, kind), View(b, n, m, ldb, kind), View(d, n, m, ldd, kind)
-
-        def do(_: np.ndarray) -> None:
-            triangle = (np.triu if fill else np.tril)(self._get(x))
-            if diag:
-                np.fill_diagonal(triangle, 1)
-            triangle = (triangle, triangle.T, triangle.conj().T)[op]
-            right = scale * self._get(y)
-            if solves:
-                found = np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
-            else:
-                found = right @ triangle if side else triangle @ right
-            self._get(to)[...] = found
-
-        self.gpu._queue("triangular", "main", do, [x, y], [to])
-
-    def symm(self, kind: np.dtype, handle: int, *arguments: int, conjugates: bool = False) -> None:
-        side, fill, m, n, alpha, a, lda, b, ldb, beta, d, ldd = arguments
-        order, one, other = n if side else m, self._scalar(kind, alpha), self._scalar(kind, beta)
-        x, y, to = View(a, order, order, lda, kind), View(b, n, m, ldb, kind), View(d, n, m, ldd, kind)
-
-        def do(_: np.ndarray) -> None:
-            half = (np.triu if fill else np.tril)(self._get(x))
-            rest = half - np.diag(np.diag(half))
-            whole = half + (rest.conj().T if conjugates else rest.T)
-            if conjugates:
-                np.fill_diagonal(whole, whole.diagonal().real)
-            found = self._get(y) @ whole if side else whole @ self._get(y)
-            self._get(to)[...] = one * found + (other * self._get(to) if other else 0)
-
-        self.gpu._queue("symm", "main", do, [x, y, *([to] if other else [])], [to])
-
-    def hemm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
-        self.symm(kind, handle, *arguments, conjugates=True)
 
 
 def _row(address: int, cols: int, dtype: np.dtype) -> View | None:

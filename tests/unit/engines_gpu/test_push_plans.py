@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.push import pushed_product as push
 from tests.helpers import epilogues, float8
-from tests.helpers.eagergpu import at
+from tests.helpers.fakecublas import at
 
 GRID = pb.Grid(1, 1)
 
