@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,38 +51,41 @@ def problems(rng, size):
             yield f"{scheme} {p.op_a}{p.op_b} {orders} {dtype} {m}x{n}x{k} on {ranks}", p
 
 
+def one(ctx, rng, p, algo, **how):
+    """What is wrong with a product of integers, its layout, or what it must leave alone."""
+    x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
+    copies, alpha, beta = p.d.grid.size if p.scheme == AR else 1, how["alpha"], how["beta"]
+    whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
+    expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
+    expected = (expected + beta * exact(z) if beta else expected).astype(z.dtype)
+    a, b, c = scattered(ctx, p.a, x), scattered(ctx, p.b, y), scattered(ctx, p.d, z) if beta else None
+    outs = [scattered(ctx, p.d, np.full_like(z, np.nan)), *([c] if beta else [])]
+    out = pick(rng, [*outs, None] if p.a.order == p.d.order else outs)  # a new D is in A's memory order
+    result = pb.matmul(a, b, c, out=out, algo=algo, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, **how)
+    wrong = first(
+        None if result.descriptor == p.d else f"the result has the layout {result.descriptor}",
+        misplaced(result, expected),
+        misplaced(a, x),
+        misplaced(b, y),
+        c is not None and c is not out and misplaced(c, z),
+    )
+    if p.scheme == AR and wrong is None and ctx.rank < copies and not beta:
+        same = np.array_equal(result.local, whole.astype(z.dtype))
+        wrong = None if same else "this rank does not hold all of the product"
+    return wrong
+
+
+def scalars(rng, read=True):
+    return {"alpha": pick(rng, (1, 2, -1, 0)), "beta": pick(rng, (0, 1, 2)) if read else 0}
+
+
 def every_product(comm):
     rng = np.random.default_rng(51)
     with pb.Context(comm, engine="host") as ctx:
         for case, p in problems(rng, comm.size):
             p.validate()
-            x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
-            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
-            copies = p.d.grid.size if p.scheme == AR else 1
-            whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
-            expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
-            if beta:
-                expected = expected + beta * exact(z)
-            a, b = scattered(ctx, p.a, x), scattered(ctx, p.b, y)
-            c = scattered(ctx, p.d, z) if beta else None
-            given = rng.integers(2) or p.a.order != p.d.order  # a new D is in A's memory order
-            out = scattered(ctx, p.d, np.full_like(z, np.nan)) if given else None
-            result = pb.matmul(
-                a, b, c, out=out, alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme
-            )
-            wrong = first(
-                None if result.descriptor == p.d else f"the result has the layout {result.descriptor}",
-                misplaced(result, expected.astype(z.dtype)),
-                misplaced(a, x),
-                misplaced(b, y),
-                c is not None and misplaced(c, z),
-            )
-            if p.scheme == AR and wrong is None and comm.rank < copies and not beta:
-                same = result.local.shape == whole.shape and np.array_equal(
-                    result.local, whole.astype(z.dtype)
-                )
-                wrong = None if same else "this rank does not hold all of the product"
-            yield f"{case} {alpha=} {beta=}", wrong
+            how = scalars(rng)
+            yield f"{case} {how}", one(ctx, rng, p, "auto", **how)
 
 
 def pushed(comm):
@@ -92,36 +96,18 @@ def pushed(comm):
         for case, p in problems(rng, comm.size):
             if p.d.grid.size < comm.size:  # elsewhere it is refused, see test_algorithms
                 continue
-            x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
-            alpha, beta = (
-                pick(rng, (1, 2, -1, 0)),
-                pick(rng, (0, 1, 2)) if p.scheme != AR else 0,
-            )
-            copies = p.d.grid.size if p.scheme == AR else 1
-            whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
-            expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
-            expected = (expected + beta * exact(z) if beta else expected).astype(z.dtype)
-            a, b, c = scattered(ctx, p.a, x), scattered(ctx, p.b, y), scattered(ctx, p.d, z)
-            how = {"op_a": p.op_a, "op_b": p.op_b, "scheme": p.scheme, "alpha": alpha, "beta": beta}
-            if p.scheme == AR:
-                words = ["algo 'push': C may differ from rank to rank"]
-                read = {**how, "algo": "push", "beta": 1}
-                refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, **read)
-                yield f"{case} with C", refused
-            x_of = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a)
+            how = scalars(rng, read=p.scheme != AR)
+            x_of, words = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a), []
             if p.scheme == AG and (x_of[1] == "N") != (x_of[0].order == "C"):
                 words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
-                out = {"out": ctx.empty(p.d)}
-                call = pb.matmul, a, b, c
-                yield case, agreed_error(ctx, pb.UnsupportedError, words, *call, algo="push", **how, **out)
-                continue
-            taken.add((p.scheme, p.d.order))
-            out = scattered(ctx, p.d, np.full_like(z, np.nan)) if beta == 0 else c
-            result = pb.matmul(a, b, c, out=out, algo="push", **how)
-            yield (
-                f"{case} {alpha=} {beta=}",
-                first(misplaced(result, expected), misplaced(a, x), misplaced(b, y)),
-            )
+            else:
+                taken.add((p.scheme, p.d.order))
+                yield f"{case} {how}", one(ctx, rng, p, "push", **how)
+            if p.scheme == AR:
+                words, how["beta"] = ["algo 'push': C may differ from rank to rank"], 1
+            if words:
+                call = partial(one, ctx, rng, p, "push", **how)
+                yield f"{case} is refused", agreed_error(ctx, pb.UnsupportedError, words, call)
         missing = {*itertools.product(MAKERS, "CF")} - taken
         yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
 
