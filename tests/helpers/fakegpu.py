@@ -661,6 +661,7 @@ class FakeGpu:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
         assert not self.faults, self.faults
         assert not self.alive, f"leaked: {sorted(self.alive)}"
+        assert not getattr(self.lt, "alive", None), f"leaked: {self.lt.alive}"
         assert not self.under_way, "nobody waits for messages"
         assert not self.promised, "no stream waits for messages"
         assert self.current == self.callers

@@ -10,17 +10,10 @@ import scipy.linalg
 import pblasmp as pb
 from pblasmp import linalg as la
 from tests.helpers.cases import agreed_error
-from tests.helpers.factor_cases import planned
+from tests.helpers.factor_cases import planned, random
 from tests.helpers.mpi import run_mpi
 
 N = 12
-
-
-def numbers(rng, dtype, *shape):
-    values = rng.standard_normal(shape)
-    if np.dtype(dtype).kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
 
 
 def far(found, expected):
@@ -38,8 +31,8 @@ def beside_scipy(comm, dtype):
         def matrix(values, block=5):
             return ctx.scatter(np.asarray(values, dtype), block=block)
 
-        whole = numbers(rng, dtype, N, N) + 3 * np.eye(N)
-        right = numbers(rng, dtype, N, 3)
+        whole = random(rng, (N, N), dtype) + 3 * np.eye(N)
+        right = random(rng, (N, 3), dtype)
         square = whole @ whole.conj().T
         yield from of_each_kind(matrix, whole, right)
         yield from transposed(matrix, whole, right)

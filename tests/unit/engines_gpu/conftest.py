@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lib(alone: None, stand_in: Callable[..., str]) -> Iterator[Witness]:
+def played() -> dict[str, Any]:
+    """What ``machine`` is given."""
+    return {}
+
+
+@pytest.fixture
+def lib(alone: None, stand_in: Callable[..., str], played: dict[str, Any]) -> Iterator[Witness]:
     """cuBLASMp 0.10 on a machine with one GPU; clean at the end of the test."""
-    with machine(stand_in(1000)) as lib:
+    with machine(stand_in(1000), **played) as lib:
         yield lib
         lib.assert_clean()
         lib.gpu.assert_clean()

@@ -25,11 +25,8 @@ D = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1))
 
 
 @pytest.fixture
-def lib(alone, stand_in):
-    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib:
-        yield lib
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+def played() -> dict[str, Any]:
+    return {"kind": Multiplying, "lt": FakeLt()}
 
 
 @pytest.fixture

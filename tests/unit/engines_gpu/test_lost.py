@@ -391,7 +391,7 @@ def test_a_lost_gpu_without_other_ranks(ctx, lib):
     foreign = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api.runtime"})
     quiet(SimpleNamespace(exc_type=foreign, exc_value=foreign("x"), object=None))  # says nothing
     lib.gpu.lost = 0
-    lib.gpu.alive.clear(), lib.alive.clear()
+    lib.gpu.alive.clear(), lib.alive.clear(), lib.gpu.lt.alive.clear()
 
 
 def test_a_process_without_its_gpu_ends_even_where_a_destructor_waits():

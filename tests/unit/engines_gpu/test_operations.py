@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -20,16 +19,13 @@ from pblasmp.engines.local.slab_terms import Gemm, ResultPart
 from pblasmp.layout import Trapezoid
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import MultiplyingLt
-from tests.helpers.machine import Witness, machine
+from tests.helpers.machine import Witness
 from tests.helpers.slow import in_turn
 
 
 @pytest.fixture
-def lib(alone: None, stand_in: Any) -> Iterator[Witness]:
-    with machine(stand_in(1000), lt=MultiplyingLt()) as lib:
-        yield lib
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+def played() -> dict[str, Any]:
+    return {"lt": MultiplyingLt()}
 
 
 def inside(ctx: pb.Context, values: np.ndarray, dtype: Any, order: str) -> tuple[Any, Any]:

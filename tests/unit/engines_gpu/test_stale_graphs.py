@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import move
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying
 
 D = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1))
 
@@ -16,11 +18,8 @@ OTHER = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1), order="F")
 
 
 @pytest.fixture
-def lib(alone, stand_in):
-    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib:
-        yield lib
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+def played() -> dict[str, Any]:
+    return {"kind": Multiplying, "lt": FakeLt()}
 
 
 def replace_workspace(ctx, lib):
