@@ -98,10 +98,8 @@ class Noise:
         if neighbor:
             gpu = str(ctx.engine.device.index if self._gpu else -1)
             command = [sys.executable, "-c", _NEIGHBOR, gpu]
-            environ = {
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-            }  # each rank has one: together they leave no core alone
+            # Each rank has such a process: together they leave no core alone.
+            environ = os.environ | {"OMP_NUM_THREADS": "1"}
             self._job = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
             )

@@ -119,10 +119,9 @@ class Agreement:
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
-                if not isinstance(
-                    error, SystemExit
-                ):  # of which the others are told where the context is left
-                    channel.break_(error, call)  # an interrupt is not a fault of the arguments
+                # An interrupt is no fault of the arguments. SystemExit is told where the context is left.
+                if not isinstance(error, SystemExit):
+                    channel.break_(error, call)
                 return
             if error is not None and text_of(error) in channel.cause:
                 return  # this error has broken the context: nobody votes any more

@@ -99,7 +99,7 @@ class Taken:
     Attributes:
         name: its name.
         known: all algorithms for this kind of problem, by name.
-        problem, options: what they were asked for.
+        problem, options: what was asked for.
         follows: the name of the epilogue.
         measured: by name, the seconds that were measured for such a problem on this machine, if any.
         refused: by name, why those refuse the problem that would have come first.

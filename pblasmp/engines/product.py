@@ -136,7 +136,7 @@ class Product:
     def resized(self, problem: Any) -> Product | None:
         """Return a product of the same kind for a problem that differs in sizes only, without the other ranks. Local.
 
-        None if there is none, or it needs what they must be asked for.
+        None if there is none, or if the other ranks must be asked.
         """
         return None
 

@@ -197,15 +197,10 @@ class _ApplyQ(_OfReflectors):
     def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
         a, b, _ = self.given.values()
         op = self.how["op"]
-        known = isinstance(op, str) and op in (
-            "N",
-            "C",
-        )  # of what the core takes; errors are said by ``check``
-        return (
-            self.at_once("ormqr", a, b, tau=self._tau, op_a=op)
-            if known and b is not None and not self._right
-            else None
-        )
+        # The core also takes "T", which ``check`` refuses.
+        if b is None or self._right or not (isinstance(op, str) and op in ("N", "C")):
+            return None
+        return self.at_once("ormqr", a, b, tau=self._tau, op_a=op)
 
     def check(self) -> None:
         a, b, right = self["a"], self["b"], self._right

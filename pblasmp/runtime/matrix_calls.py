@@ -122,9 +122,8 @@ class MatrixCall(UserCall[Any]):
             try:
                 found = self.directly()
             except BaseException as error:
-                if not isinstance(
-                    error, (Exception, SystemExit)
-                ):  # an interrupt: the others wait for this rank
+                # At an interrupt the others wait for this rank.
+                if not isinstance(error, (Exception, SystemExit)):
                     self.ctx.control.channel.break_(error, self.name)
                 raise
         if found is None:
