@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges one after another, row i with row pivots[i] - 1 - first, become moves: pairs[2 i] is where a row goes,
-// pairs[2 i + 1] where it comes from. The first count are the top rows, the others the rows that they meet below.
-__device__ void moves(const int* pivots, int count, int first, int back, int* other, int* pairs) {
-  int t = threadIdx.x;
-  if (t < count) other[t] = pivots[t] - 1 - first;
+// pairs[2 i + 1] where it comes from. The first count are the top rows, the others the rows that they meet below. This
+// thread finds those of row t.
+__device__ void moves(int t, const int* pivots, int count, int first, int back, int* other, int* pairs) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) other[i] = pivots[i] - 1 - first;
   __syncthreads();
   if (t < count) {
     const int p = other[t];

@@ -17,7 +17,7 @@ Array = Any
 
 _THREADS = 512
 _MOST = 1024  # exchanges of rows by one kernel, at most
-_FEW = 128  # of which every block finds the moves itself
+_FEW = 128  # of which every block finds the moves itself; threads of a block that finds those of more
 _COLUMNS = 4  # whose rows a block of threads exchanges at a time
 _WIDEST = {"lu": 64, "qr": 32}  # columns of 8 bytes, or fewer, of a panel that stays in shared memory
 _ROWS = 384  # of a panel, that a block has if there are few; of LU, each thread has one of them
@@ -26,11 +26,13 @@ _RESERVED = 16384  # bytes of shared memory that a panel does not get
 _BLOCKS = 1024  # for which there are slots, at most
 _SQUARE = 32  # rows and columns that a block of threads copies of a triangle
 _LEAF = 128  # rows of a block of 8 bytes an element that is inverted in shared memory
-_TILE = 16  # right-hand sides that a block of threads refines, at most
-_PARTS = 4  # threads for each row of a block
+_TILE = 32  # right-hand sides that a block of threads refines, at most
+_DEEP = 16  # columns of a triangle that it has in shared memory meanwhile, at most
+_PARTS = 4  # threads for each row of a block; right-hand sides that a warp refines
 SUBSTITUTED = 512
 """Rows of a triangle with which ``substitute`` solves, at most."""
-_SUBSTITUTING = 128 << 10  # bytes of the triangle that it holds in shared memory, at most
+_SUBSTITUTING = 64 << 10  # bytes of the triangle that it holds in shared memory, at most
+_BEHIND = 96  # elements behind those, which it may read
 _COLUMNS_TOGETHER = 8  # which a block of threads solves for
 _SUMS = 8  # of a row, one for each column, that a thread has
 _JOINED = 8  # columns of an inverse that a block of threads makes of two
@@ -232,13 +234,25 @@ class FactorKernels(CompiledKernels):
             turned: it is solved for with the transpose of the triangle.
         """
         size, columns = shape
-        tile, each = _TILE, 2 * wide * dtype.itemsize
-        while tile > _PARTS and tile * each > self._shared_memory:
+        tile, deep, high = _TILE, _DEEP, max(_WARP, wide)
+
+        def memory() -> int:
+            return (2 * tile * high + deep * (high + 1)) * dtype.itemsize
+
+        while tile > _PARTS and memory() > self._shared_memory:
             tile //= 2
-        macros = {"WIDTH": wide, "TILE": tile, "FAIR": _WELL, "POOR": _POOR[_TYPES[dtype.name][1]]}
-        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=tile * each, **macros)
+        while deep > 1 and memory() > self._shared_memory:
+            deep //= 2
+        macros = {
+            "WIDTH": wide,
+            "TILE": tile,
+            "DEEP": deep,
+            "FAIR": _WELL,
+            "POOR": _POOR[_TYPES[dtype.name][1]],
+        }
+        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=memory(), **macros)
         arguments = *x, *found, *about, turned, size, columns
-        kernel(stream, (-(-columns // tile), 1), _PARTS * wide, arguments, tile * each)
+        kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
 
     def substitute(self, stream: Any, a: Array, x: Array) -> None:
         """Queue the solution of ``a y = x`` in the place of ``x``: ``a`` has ones on its diagonal. Local.
@@ -251,9 +265,10 @@ class FactorKernels(CompiledKernels):
         (n, columns), dtype = x.shape, np.dtype(x.dtype)
         rows, tile = _rounded(-(-n // _WARP)), _WARP // 2
         each = 2 * rows * _WARP * dtype.itemsize  # of one column of two tiles
-        while tile > 1 and tile * each > min(_SUBSTITUTING, self._shared_memory):
+        behind = _BEHIND * dtype.itemsize
+        while tile > 1 and tile * each > min(_SUBSTITUTING, self._shared_memory - behind):
             tile //= 2
-        memory = tile * each
+        memory = tile * each + behind
         kernel = self._of(
             "substitute", cuda("substitute.cu"), "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile
         )
@@ -272,7 +287,7 @@ class FactorKernels(CompiledKernels):
             pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
             kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
             arguments = _at(pivots), total, first, back, _at(pairs)
-            kernel(stream, (len(starts), 1), -(-min(total, _MOST) // 32) * 32, arguments)
+            kernel(stream, (len(starts), -(-min(total, _MOST) // _FEW)), _FEW, arguments)
         for start in reversed(starts) if back else starts:
             some = pivots[start : start + _MOST]
             count, cols = len(some), a.shape[1]
@@ -378,8 +393,8 @@ def _rows_each(cols: int, dtype: np.dtype) -> int:
 
 
 def _inverting(width: int, dtype: np.dtype) -> int:
-    """Return the shared memory, in bytes, in which a block so wide is inverted."""
-    return width * width * dtype.itemsize
+    """Return the shared memory, in bytes, in which a block so wide is inverted; what is behind it may be read."""
+    return (width * width + _WARP) * dtype.itemsize
 
 
 def _widest(name: str, dtype: np.dtype) -> int:

@@ -72,8 +72,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lu(
   for (int i = 0; i < ROWS; ++i) {
     const int r = t + i * THREADS;
     place[i] = r < mine ? base + r : -1;
+    const T* from = a + base + r;
     #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) put(x, i, c, r < mine && c < w ? a[c * ld + base + r] : T{});
+    for (int c = 0; c < COLUMNS; ++c, from += ld) {
+      T value = {};
+      if (r < mine && c < w) value = *from;
+      put(x, i, c, value);
+    }
   }
   for (int j = 0; j < steps; ++j) {
     const u32 tag = before + j + 1;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each block has MOST exchanges.
+// The blocks of a row of the grid have MOST exchanges: few threads each, which then take turns less often.
 #include "factor.cuh"
 #include "exchanges.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) pairs(const int* pivots, int count, int first, int back, int* out) {
+extern "C" __global__ void __launch_bounds__(128) pairs(const int* pivots, int count, int first, int back, int* out) {
   __shared__ int other[MOST];
-  int start = blockIdx.x * MOST;
-  moves(pivots + start, min(MOST, count - start), first + start, back, other, out + 4 * start);
+  const int start = blockIdx.x * MOST;
+  moves(blockIdx.y * blockDim.x + threadIdx.x, pivots + start, min(MOST, count - start), first + start, back, other, out + 4 * start);
 }

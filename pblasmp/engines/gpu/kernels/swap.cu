@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(512) swap(T* a, i64 ld, i64 cols, c
 extern "C" __global__ void __launch_bounds__(512) exchange(
     T* a, i64 ld, i64 cols, const int* pivots, int count, int first, int back) {
   __shared__ int other[FEW], pairs[4 * FEW];
-  moves(pivots, count, first, back, other, pairs);
+  moves(threadIdx.x, pivots, count, first, back, other, pairs);
   __syncthreads();
   carry(a, ld, cols, pairs, 2 * count);
 }
