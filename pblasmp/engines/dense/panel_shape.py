@@ -17,7 +17,7 @@ ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks 
 _UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
-_FEW, _FEW_OF_GPUS = 4, 2  # right-hand sides are few up to this part of a panel's width
+_FEW, _FEW_OF_GPUS = 0.25, 2  # right-hand sides are few up to so many times a panel's width
 
 
 class PanelShape(NamedTuple):
@@ -245,7 +245,7 @@ def shape_of_inverse(engine: Engine, factored: PanelShape) -> PanelShape:
 def are_few(factored: PanelShape, cols: int) -> bool:
     """Return whether right-hand sides are so few that the panels of a matrix stay where they are. Local."""
     few = _FEW_OF_GPUS if factored.grid is None else _FEW
-    return cols <= factored.width // few and factored.across > 1
+    return cols <= factored.width * few and factored.across > 1
 
 
 def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bool = False) -> PanelShape:

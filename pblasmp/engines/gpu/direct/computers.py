@@ -27,6 +27,7 @@ from ...direct.sub_matrix import (
     start_of_update,
     triangular_words,
 )
+from ...local.slab_terms import THIN
 from ..factor_operations import FEW_COLUMNS
 from ..kernels.kernels import Deal, Tile
 from ..types import DIAGONALS, FILLS, OPS, SIDES
@@ -109,9 +110,10 @@ def product_of(
 
 
 def _is_thin(asked: Asked) -> bool:
-    """Return whether a large triangle is multiplied by few columns: cuBLAS reads it a fifth as fast as our kernel."""
+    """Return whether a large A is multiplied by so few columns that cuBLAS reads it ten times as slowly as it could."""
     order, few = asked.a[3], asked.d[4] if asked.side == "L" else asked.d[3]
-    return few <= FEW_COLUMNS and order * order >= _LARGE
+    most = order // THIN if asked.routine == "trmm" else FEW_COLUMNS
+    return few <= most and order * order >= _LARGE
 
 
 def triangular(call: CallBuilder) -> Compute:
@@ -147,6 +149,8 @@ def sided(call: CallBuilder) -> Compute:
     """Prepare symm or hemm, if one rank has all operands."""
     asked, to = call.asked, call.to
     assert asked.b is not None
+    if _is_thin(asked):
+        raise UnfitError
     x, y = SubMatrix(asked.a), SubMatrix(asked.b)
     if call.gpu.size > 1 and not (same_rank(x, to) and same_rank(y, to)):
         raise UnfitError
