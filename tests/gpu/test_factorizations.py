@@ -177,6 +177,32 @@ def test_large_qr(ctx, shape, dtype):
     assert not too_large(**errors), errors
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_triangles(ctx, dtype):
+    """Ones on the diagonal, by substitution; others by inverses: as they are, refined, or by substitution after all."""
+    import cupy
+
+    rng, operations, wrong = np.random.default_rng(95), ctx.engine.operations, []
+    for n, columns, apart in ((1, 1, 0), (31, 9, 1), (64, 64, 0), (200, 17, 3), (512, 130, 0), (509, 5, 3)):
+        below = np.tril(random(rng, (n, n), dtype), -1) / np.sqrt(n).astype(dtype)
+        for size in (None, 4.0, 0.6, 0.1):  # of the diagonal; None: it is not read
+            lower = below + np.eye(n, dtype=dtype) * (size or 1)
+            stored = np.where(np.tri(n, k=-(size is None), dtype=bool), lower, np.nan).astype(dtype)
+            a = cupy.empty((n + apart, n), dtype, order="F")[:n]
+            a[...] = cupy.asarray(stored)
+            x = exact(random(rng, (n, columns), dtype)) / 8
+            right = (exact(lower) @ x).astype(dtype)
+            found = cupy.asarray(right, order=pick(rng, "CF") if size else "F")
+            with mock.patch.object(operations, "inverts", (2, 1)):
+                operations.trsm(1, a, found, lower=True, unit=size is None)
+            y = exact(cupy.asnumpy(found))
+            scale = np.abs(exact(lower)) @ np.abs(y) + np.abs(exact(right))
+            error = (np.abs(exact(lower) @ y - exact(right)) / scale).max()
+            if not error < 40 * n * np.finfo(dtype).eps:
+                wrong.append((n, columns, size, error))
+    assert not wrong
+
+
 def test_panels_in_place(ctx):
     """A matrix that lies in panels already is factored where it is: the result is the same."""
     rng = np.random.default_rng(96)
