@@ -614,6 +614,23 @@ def level3_gpu() -> str:
     return table(head, rows, 4) + f"\n{source(wide)}\n"
 
 
+def solves_gpu() -> str:
+    """Return the times of LU and of solves by factors on two GPUs next to cuSOLVERMp's, in milliseconds."""
+    names = (f"factorizations-gpu-{which}-2-gpus" for which in ("getrf", "potrs-getrs"))
+    runs = [run for name in names if (run := results.runs().get(name)) is not None]
+    if not runs:
+        return "No run is stored yet: see [benchmarks](../performance.md#benchmarks).\n"
+    rows = []
+    for run in runs:
+        for row in run.rows:
+            case, own, other = row["case"], middle(row, "pblasmp") or 0.0, middle(row, "cusolvermp")
+            theirs = ["", ""] if other is None else [digits(1e3 * other), f"{other / own:.2f}"]
+            rows.append([f"`{case['routine']}`", f"{case['n']:,}", str(case.get("nrhs", "")), digits(1e3 * own),
+                         f"{row['flops'] / own / 1e12:.1f}", *theirs])  # fmt: skip
+    head = ["", "order", "right-hand sides", "ms", "TFLOP/s", "cuSOLVERMp, ms", "ratio"]
+    return table(head, rows, 6) + "".join(f"\n{source(run)}\n" for run in runs)
+
+
 def ratios_of(run: Run, routine: str, name: str) -> str:
     """Return the range of a contender's ratios over the options of a routine."""
     found = [
