@@ -119,14 +119,12 @@ def shape_of(
     usual = operations.panel_width(min(rows, cols))
     width = max(1, usual // 2) if narrow else usual
     if not is_shared(engine):
-        made, kept, split = None, size > 1, are_split(engine)
-        if split:
-            nodes, whole = tuple(map(tuple, engine.transport.domains)), operations.own_panels is not None
-            made = _shape_on_nodes(d, width, nodes, routine, operations.factor_wait, whole)
-        elif kept and shared:
-            made = _shape_on_grid(operations, d, width, size)
-        made = made or (_shape_of_blocks(d, width, size) if kept else None)
-        return made or PanelShape(rows, cols, width, size)
+        whole = (size > 1 and _shape_of_blocks(d, width, size)) or PanelShape(rows, cols, width, size)
+        if are_split(engine):
+            nodes = tuple(map(tuple, engine.transport.domains))
+            fits = None if operations.own_panels is None else whole
+            return _shape_on_nodes(d, width, nodes, routine, operations.factor_wait, fits)
+        return (size > 1 and shared and _shape_on_grid(operations, d, width, size)) or whole
     workers = min(size, operations.workers)
     if min(rows, cols) <= operations.factor_alone:
         workers = 1
@@ -142,11 +140,9 @@ def _shape_on_nodes(
     nodes: tuple[tuple[int, ...], ...],
     routine: str,
     wait: float,
-    whole: bool,
-) -> PanelShape | None:
+    whole: PanelShape | None,
+) -> PanelShape:
     """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local.
-
-    None if ranks wait less when all get all panels.
 
     Args:
         d: the matrix's layout.
@@ -154,7 +150,7 @@ def _shape_on_nodes(
         nodes: the ranks of each.
         routine: what ``FactorProblem`` calls it.
         wait: elements that a rank could get while it waits for its column once.
-        whole: ranks may have panels whole.
+        whole: the panels if all ranks get all of them, which are returned if they wait less then; None: they must not.
     """
     (rows, cols), size = d.shape, sum(map(len, nodes))
     least = min(rows, cols)
@@ -169,15 +165,17 @@ def _shape_on_nodes(
     def cost(made: PanelShape) -> float:
         """Return how much a rank gets: of L along its row, and down its column of U, panels, and exchanged rows.
 
-        How often it waits for its column counts as what it could get meanwhile.
+        Also of the matrix if it is moved, there and back. How often it waits for its column counts as what it could get
+        meanwhile.
         """
-        grid = made.grid
-        assert grid is not None
+        moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
+        grid = made.grid or Grid(1, size)
         across, down = (
             [grid.rank(0, q) for q in range(grid.npcol)],
             [grid.rank(p, 0) for p in range(grid.nprow)],
         )
-        moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
+        if made.grid is None:
+            return (lower + moved) * travels(across)
         beside, panels, waits = 0.0, 0.0, 2
         if routine not in ("cholesky", "triangular"):
             waits = 4
@@ -193,13 +191,11 @@ def _shape_on_nodes(
             grids = (Grid(down, size // down, order) for order in ("row", "col"))
             shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
     best = min(shapes, key=cost)
-    if whole and lower * travels(range(size)) <= cost(best):
-        return None
     if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
         own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
         if d.same_places(own.described(d.dtype)) and cost(own) <= _WORTH * cost(best):
-            return own
-    return best
+            best = own
+    return whole if whole is not None and cost(whole) <= cost(best) else best
 
 
 def _shape_on_grid(operations: Operations, d: MatrixDescriptor, usual: int, size: int) -> PanelShape | None:

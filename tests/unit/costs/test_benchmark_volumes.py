@@ -7,6 +7,7 @@ import pytest
 
 import pblasmp as pb
 from benchmarks.volumes import ROUTINES, volume
+from pblasmp.costs.traffic import traffic
 from pblasmp.layout import FactorProblem
 
 
@@ -20,3 +21,10 @@ def test_factorizations_receive_and_keep_what_they_do_in_two_dimensions(routine)
         assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2)
         memory.append(found.memory_bytes.max() - 2 * 8 * n * n / side**2)
     assert memory[1] <= 0.65 * memory[0]
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_gpus_receive_no_more(routine):
+    d = pb.MatrixDescriptor((50_000, 50_000), (512, 512), pb.Grid(8, 8), order="F")
+    found = traffic(FactorProblem(routine, a=d, c=d), ranks_per_node=1, gpus=True, most=8)
+    assert found.received_bytes.max() <= 1.2 * volume(routine, 50_000, 64)

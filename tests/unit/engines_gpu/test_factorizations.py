@@ -584,19 +584,23 @@ def test_panels_of_lu_fit_into_registers_and_multiprocessors(shared_memory, mult
                 assert held <= factor._REGISTERS
 
 
-@pytest.mark.parametrize(("hosts", "n", "grid"), [
-    (2, 65536, None), (4, 4096, None), (4, 32768, (2, 2)), (16, 16384, (4, 4)), (16, 1024, None),
+@pytest.mark.parametrize(("routine", "hosts", "n", "grid"), [
+    ("cholesky", 2, 65536, None), ("cholesky", 4, 2048, None), ("cholesky", 4, 8192, (2, 2)),
+    ("cholesky", 16, 16384, (4, 4)), ("cholesky", 16, 1024, None), ("lu", 2, 65536, None),
+    ("lu", 4, 8192, None), ("lu", 4, 50_000, (2, 2)), ("lu", 16, 50_000, (4, 4)), ("lu", 1024, 50_000, (32, 32)),
 ])  # fmt: skip
 def test_large_matrices_have_panels_in_two_dimensions_on_more_than_two_hosts(
-    hosts: int, n: int, grid: tuple[int, int] | None
+    routine: str, hosts: int, n: int, grid: tuple[int, int] | None
 ) -> None:
-    """A rank gets less then, but waits more often."""
+    """A rank gets less then, and nothing is moved, but it waits more often, of LU twice as often."""
     nodes = tuple((rank,) for rank in range(hosts))
     transport = SimpleNamespace(size=hosts, domains=nodes, nodes=nodes)
     operations = SimpleNamespace(
-        own_panels=QueuedPanels, panel_width=lambda _: 512, factor_wait=GpuFactorOperations.factor_wait
+        own_panels=QueuedPanels,
+        panel_width=lambda n: 512 if n < 40_000 else 1024,
+        factor_wait=GpuFactorOperations.factor_wait,
     )
     engine: Any = SimpleNamespace(operations=operations, transport=transport)
     d = pb.MatrixDescriptor((n, n), (512, 512), pb.Grid.squarest(hosts), order="F")
-    found = panel_shape.shape_of(engine, d, "cholesky")
+    found = panel_shape.shape_of(engine, d, routine)
     assert (found.grid and found.grid.shape) == grid
