@@ -60,6 +60,10 @@ class Graphs(Protocol):
     def capturing(self) -> bool:
         """Whether work that is queued now becomes part of a graph."""
 
+    @property
+    def pay(self) -> bool:
+        """Whether replaying one takes less time than queueing the same work again."""
+
     def follow_stream(self) -> None:
         """Queue from now on on the array library's current stream. Local."""
 
@@ -82,7 +86,7 @@ class Product:
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
         has_tables: what it keeps on the host may grow with the problem.
         holds_memory: it keeps arrays as large as the operands until it is closed.
-        replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
+        replays: from the second run on the same arrays on, a recorded CUDA graph is replayed, where graphs pay.
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
         first: returns the ``with`` block of the first run, if the ranks agree on that; None after it.
@@ -193,7 +197,7 @@ class Bound:
         if graphs.capturing:
             return self._queue()
         self.runs += 1
-        if not (replay and product.replays and self.runs > 1):
+        if not (replay and product.replays and graphs.pay and self.runs > 1):
             return self._queue()
         if self._graph is None or not self._graph.current:
             self._graph = graphs.record(self._queue, allocates=product.allocates)

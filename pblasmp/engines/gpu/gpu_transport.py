@@ -52,9 +52,8 @@ class GpuTransport(Transport):
 
     @property
     def domains(self) -> Sequence[tuple[int, ...]]:
-        """The ranks whose GPUs reach each other's memory, or those of each node if none do."""
-        windows = self._session.gpu.windows
-        return self._runtime.nodes if windows is None else windows.domains
+        """See ``Session.domains``."""
+        return self._session.domains
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""

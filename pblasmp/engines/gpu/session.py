@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol, cast
 
@@ -63,9 +63,18 @@ class Session:
         comm.channel.device = runtime.health
         runtime.health.begin()
 
+    @property
+    def domains(self) -> Sequence[tuple[int, ...]]:
+        """The ranks whose GPUs reach each other's memory, or those of each node if none do."""
+        return self.runtime.nodes if self.gpu.windows is None else self.gpu.domains
+
     def recordings(self) -> Recordings:
-        """Return a store for the graphs of a product. Local."""
-        return Recordings(self.runtime)
+        """Return a store for the graphs of a product. Local.
+
+        Graphs do not pay between nodes: each time one is replayed, NCCL calls back to the host before it sends, which
+        takes longer than to queue the collective.
+        """
+        return Recordings(self.runtime, pay=len(self.domains) == 1)
 
     def close_first(self, close: Callable[[], None]) -> None:
         """Have ``close`` called before what was made earlier is closed. Local."""

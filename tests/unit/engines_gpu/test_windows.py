@@ -564,6 +564,28 @@ def two_domains(comm: Any, path: str) -> Any:
                 said = str(plan.report())
             alike = "unlike numbers of GPUs" not in said
             yield "push in two levels", None if alike == (comm.size == 4) else said
+            yield from no_graphs(ctx, lib.gpu, ctx.zeros(d), x)
+
+
+def no_graphs(ctx: pb.Context, gpu: Any, a: pb.DistributedMatrix, x: Any) -> Iterator[Any]:
+    """A graph of NCCL's work between nodes takes longer than that work: none is recorded but where it is asked for."""
+    for algo, *call in (("gathered", pb.matmul, a, a), ("nccl", pb.matmul_allreduce, x, x, ctx)):
+        with pb.plan(*call, algo=algo) as plan:
+            for _ in range(4):
+                plan()
+            yield f"{algo}: replayed", None if not gpu.did("capture ends") else "a graph is recorded"
+            graph = plan.graph()
+            launched = len(gpu.did("graph launched"))
+            graph.replay()
+            more = len(gpu.did("graph launched")) - launched
+            yield (
+                f"{algo}: asked for",
+                None if more == 1 == len(gpu.did("capture ends")) else f"{more} launched",
+            )
+        del gpu.events[:]
+    for _ in range(6):
+        pb.matmul_allreduce(x, x, ctx, algo="push" if ctx.size == 4 else "nccl")
+    yield "repeated", None if not gpu.did("capture ends") else "a graph is recorded"
 
 
 @starts_ranks

@@ -23,10 +23,11 @@ class Recordings:
     Args:
         runtime: whose streams are used, and recorded on, and whose arena counts the replacements of memory whose
             addresses graphs hold.
+        pay: replaying one takes less time than queueing the same work again.
     """
 
-    def __init__(self, runtime: GpuRuntime) -> None:
-        self._runtime, self._arena = runtime, runtime.arena
+    def __init__(self, runtime: GpuRuntime, *, pay: bool = True) -> None:
+        self._runtime, self._arena, self.pay = runtime, runtime.arena, pay
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
 
     @property
