@@ -249,14 +249,35 @@ class CusolvermpProduct(SpectralProduct):
         return info, cupy.asnumpy(values)
 
     def _sort(self, vectors: Array, order: NDArray[np.int64]) -> None:
-        """Put column ``order[j]`` of the eigenvectors into column j, by way of whole rows. Collective."""
-        size, n = self._engine.transport.size, len(order)
-        rows = replace(self._a, block=(-(-n // size), n), grid=Grid(size, 1), ld=None)
-        whole = new_part(self._engine, rows)
-        move(self._engine, self._a, rows, (vectors, whole))
+        """Put column ``order[j]`` of the eigenvectors into column j. Collective.
+
+        The columns that change their place are packed, and exchanged by way of whole rows: few of a large matrix do.
+        """
+        engine, work = self._engine, self._a
+        (nprow, npcol), rank = work.grid.shape, engine.transport.rank
+        columns = [work.cols.globals(part) for part in range(npcol)]
+        moving = [np.flatnonzero(order[each] != each) for each in columns]
+        width = max(map(len, moving))
+        place = np.zeros(len(order), np.int64)  # among those packed
+        for part, (each, where) in enumerate(zip(columns, moving, strict=True)):
+            place[each[where]] = part * width + np.arange(len(where))
+        packed = replace(work, shape=(len(order), npcol * width), block=(work.block[0], width), ld=None)
+        rows = replace(
+            packed, block=(-(-len(order) // work.grid.size), npcol * width), grid=Grid(nprow * npcol, 1)
+        )
+        few, whole = new_part(engine, packed).T, new_part(engine, rows).T
+        here = moving[work.grid.coords(rank)[1]]
+        mine = few[: len(here)]
+        if mine.size:
+            mine[...] = vectors.T[engine.xp.asarray(here)]
+        move(engine, packed, rows, (few.T, whole.T))
+        changed = np.flatnonzero(order != np.arange(len(order)))
+        to, of = (engine.xp.asarray(place[each]) for each in (changed, order[changed]))
         if whole.size:
-            whole[...] = whole[:, self._engine.xp.asarray(order)]
-        move(self._engine, rows, self._a, (whole, vectors))
+            whole[to] = whole[of]
+        move(engine, rows, packed, (whole.T, few.T))
+        if mine.size:
+            vectors.T[engine.xp.asarray(here)] = mine
 
 
 class CusolvermpMethod(SpectralMethod):
