@@ -186,12 +186,16 @@ def main() -> None:
             one_gpu.most = most
             solver.eigenvalues(small)
         directory = results.directory_of(options)
-        kinds = [options.routine, options.dtype]  # a file for each, but for eigenvalues in float64
-        name = "-".join(["eigenvalues_gpu", *(each for each in kinds if each not in ("eigh", "float64"))])
+        kinds = [each for each in (options.routine, options.dtype) if each not in ("eigh", "float64")]
         about = results.facts(ctx)
         kept = {key: getattr(options, key) for key in ("block", "rounds", "once")}
         for row in (row for n in options.n for row in time_order(ctx, solver, n, options)):
             if directory is not None:
+                order = row["case"]["n"]
+                own = (
+                    [str(order)] if order > options.once else []
+                )  # a file for each kind and each large order
+                name = "-".join(["eigenvalues_gpu", *kinds, *own])
                 run = results.Run(
                     benchmark=name, date=results.today(), commit=results.this_commit(), ranks=ctx.size,
                     gpus=ctx.size, **about, options=kept, reference="", sample="all", rows=[row],
