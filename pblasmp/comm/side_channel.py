@@ -501,7 +501,7 @@ class SideChannel:
     def left(self) -> tuple[bool, int]:
         """Return whether every rank has left, and which of them should show its error; -1 if that is not known yet.
 
-        One of those that hear of all tells the others that wait.
+        One of those that hear of all tells all others that wait: of two ranks that break it, not all tell both.
         """
         self.look()
         if self._shows < 0 and self.rank in self._listeners():
@@ -511,7 +511,7 @@ class SideChannel:
             self._shows = shows
             waiting = {rank for rank, weight in self._left.items() if weight}
             if self.rank == min(self._listeners() & waiting, default=-1):
-                for rank in waiting - self._listeners():
+                for rank in waiting - {self.rank}:
                     self._send(_ALL_LEFT, shows, rank)
         return self._shows >= 0, self._shows
 
