@@ -584,9 +584,16 @@ def ten_steps(
 # -- the tests
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])  # torchrun starts two
+@pytest.mark.parametrize("nranks", [1, *only_long(2, 4)])  # torchrun starts two
 def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("form", "nranks"), [("interleaved:2", 4), *only_long(("blocks:2", 4), ("blocks:2", 2))]
+)
+def test_between_nodes(form, nranks):
+    run_mpi(everything, nranks, timeout=300, on_nodes=form)
 
 
 @starts_ranks
