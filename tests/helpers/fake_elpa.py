@@ -30,13 +30,14 @@ class FakeElpa:
     Attributes:
         memory: bytes of arrays of the process at most, until it was called, if tracemalloc counts them.
         largest: the largest element of the last matrix.
+        handles: what has been set, by handle; nothing of those that are freed.
     """
 
     _name = "libelpa.so"
     memory, largest = 0, 0.0
 
     def __init__(self, *, old: bool = False, single: bool = True, fails: str = "", spoils: bool = False):
-        self._handles: dict[int, dict[str, int]] = {}
+        self.handles: dict[int, dict[str, int]] = {}
         self.fails, self.spoils, self._single = fails, spoils, single
         # Functions of their own: ctypes's have attributes that can be set.
         self.elpa_init = lambda api: -8 * (fails == "elpa_init" or api > 20170403)
@@ -55,26 +56,26 @@ class FakeElpa:
 
     def _allocate(self, error: Any) -> int:
         error.value = 0
-        number = len(self._handles) + 1
-        self._handles[number] = {}
+        number = len(self.handles) + 1
+        self.handles[number] = {}
         return number
 
     def elpa_set_integer(self, handle: Any, name: bytes, value: int, error: Any) -> None:
         known = name.decode() in _NAMES and self.fails != "elpa_set_integer"
-        self._handles[handle.value][name.decode()] = value
+        self.handles[handle.value][name.decode()] = value
         error._obj.value = 0 if known else -2
 
     def elpa_setup(self, handle: Any) -> int:
         return -6 if self.fails == "elpa_setup" else 0
 
     def elpa_deallocate(self, handle: Any, error: Any) -> None:
-        self._handles[handle.value].clear()
+        self.handles[handle.value].clear()
         error._obj.value = 0
 
     def _compute(self, handle: Any, dtype: Any, a: Any, w: Any, z: Any, error: Any) -> None:
         from mpi4py import MPI
 
-        set_ = self._handles[handle.value]
+        set_ = self.handles[handle.value]
         assert set(set_) == _NAMES, set_
         comm, n = MPI.Comm.f2py(set_["mpi_comm_parent"]), set_["na"]
         empty = min(set_["local_nrows"], set_["local_ncols"]) == 0 < n - 1

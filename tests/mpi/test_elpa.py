@@ -100,7 +100,24 @@ def lean(comm, patch):
             yield "memory", None if copies < 3.3 or ctx.size > 3 else f"{copies} times A"
 
 
-faults = (taken, refused, failing, spoiled, lean)
+def kept(comm, patch):
+    """Calls of one kind set ELPA up once; it is freed with the context."""
+    patch.setattr(MpiLibrary, "opened", opened())
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.eye(8, block=2)
+        la.eigvalsh(a, algo="elpa")
+        library = inside.library(ctx, "ELPA")
+        before = len(library.handles)
+        for _ in range(3):
+            w = la.eigh(a, algo="elpa")[0]
+        yield (
+            "set up",
+            None if len(library.handles) == before + 1 and np.allclose(w, 1) else f"{library.handles}",
+        )
+    yield "freed", None if not any(library.handles.values()) else f"{library.handles}"
+
+
+faults = (taken, refused, failing, spoiled, lean, kept)
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3, *only_long(4, 5, 6)])

@@ -276,7 +276,9 @@ class Elpa:
                 raise UnsupportedError(f"{self._library._name} lacks the interface of {_API}")
             self._find("elpa_allocate").restype = ctypes.c_void_p
         one = MatrixDescriptor((1, 1), (1, 1), Grid(1, comm.size), dtype="float32", order="F")
-        self.single = not self.solve(one, np.ones((1, 1), np.float32, "F"), None, 1)[0]
+        handle = self.handle(one, 1)
+        self.single = not self.solve(handle, one, np.ones((1, 1), np.float32, "F"), None)[0]
+        self.free(handle)
 
     def _find(self, *names: str) -> Any:
         for name in names:
@@ -284,21 +286,14 @@ class Elpa:
                 return getattr(self._library, name)
         raise LibraryNotFoundError(f"{self._library._name} has no {names[0]}")
 
-    def solve(self, x: MatrixDescriptor, a: Array, z: Array | None, count: int) -> tuple[int, Array]:
-        """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
+    def handle(self, x: MatrixDescriptor, count: int) -> int:
+        """Return ELPA's handle of problems of one layout, which has communicators of its own. Collective.
 
         Args:
             x: the layout of A: square blocks, from the first process on.
-            a: A's local array, both triangles, in F order without gaps; it is overwritten.
-            z: an array like ``a`` for the vectors, or None.
-            count: how many are wanted, from the least on.
-
-        Returns:
-            0, or an INFO, and the eigenvalues.
+            count: how many eigenvalues are wanted, from the least on.
         """
-        comm, values = self._comm, np.zeros(x.shape[0], a.real.dtype)
-        job = "elpa_eigenvalues" if z is None else "elpa_eigenvectors"
-        arrays = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, values, z) if each is not None]
+        comm, error = self._comm, ctypes.c_int()
         row, col = x.grid.coords(comm.rank)
         rows, cols = x.local_shape(comm.rank)
         numbers = {
@@ -311,22 +306,43 @@ class Elpa:
             "process_row": row,
             "process_col": col,
         }
-        error = ctypes.c_int()
         with Agreement(comm, "ELPA"):
-            compute = self._find(*(f"{job}_{ending}" for ending in _ENDINGS[x.dtype.char]))
-            handle = ctypes.c_void_p(self._find("elpa_allocate")(ctypes.byref(error)))
+            handle = int(self._find("elpa_allocate")(ctypes.byref(error)) or 0)
             for name, number in numbers.items():
                 if not error.value:
-                    self._find("elpa_set_integer")(handle, name.encode(), number, ctypes.byref(error))
+                    self._find("elpa_set_integer")(
+                        ctypes.c_void_p(handle), name.encode(), number, ctypes.byref(error)
+                    )
             _elpa_checked("elpa_set_integer", error.value)
         with Agreement(comm, "ELPA", blocks=True):
-            _elpa_checked("elpa_setup", self._find("elpa_setup")(handle))
-        with Agreement(comm, "ELPA", blocks=True):
-            compute(handle, *arrays, ctypes.byref(error))
-            found = error.value
-            self._find("elpa_deallocate")(handle, ctypes.byref(error))
-            _elpa_checked(job, found if found != _FAILED else 0)
-        return -min(comm.allgather(found)), values
+            _elpa_checked("elpa_setup", self._find("elpa_setup")(ctypes.c_void_p(handle)))
+        return handle
+
+    def solve(self, handle: int, x: MatrixDescriptor, a: Array, z: Array | None) -> tuple[int, Array]:
+        """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
+
+        Args:
+            handle: what ``handle`` has returned.
+            x: the layout of A, and the type of the elements.
+            a: A's local array, both triangles, in F order without gaps; it is overwritten.
+            z: an array like ``a`` for the vectors, or None.
+
+        Returns:
+            0, or an INFO, and the eigenvalues.
+        """
+        values, error = np.zeros(x.shape[0], a.real.dtype), ctypes.c_int()
+        job = "elpa_eigenvalues" if z is None else "elpa_eigenvectors"
+        arrays = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, values, z) if each is not None]
+        with Agreement(self._comm, "ELPA"):
+            compute = self._find(*(f"{job}_{ending}" for ending in _ENDINGS[x.dtype.char]))
+        with Agreement(self._comm, "ELPA", blocks=True):
+            compute(ctypes.c_void_p(handle), *arrays, ctypes.byref(error))
+            _elpa_checked(job, error.value if error.value != _FAILED else 0)
+        return -min(self._comm.allgather(error.value)), values
+
+    def free(self, handle: int) -> None:
+        """Free a handle. Collective over the context."""
+        self._find("elpa_deallocate")(ctypes.c_void_p(handle), ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
         """Keep the library: other contexts may use it. Local."""

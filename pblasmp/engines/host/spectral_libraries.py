@@ -162,7 +162,10 @@ class ElpaProduct(SpectralProduct):
 
     def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
-        self._library = library
+        self._library, self._handle = (
+            library,
+            0,
+        )  # made by the first run, and kept: its communicators take time
         self.path = "ELPA" + (", on moved matrices" if self.moved else "")
 
     def _take(self, given: Array, a: Array) -> None:
@@ -209,10 +212,17 @@ class ElpaProduct(SpectralProduct):
         vectors = (
             None if z is None else z if (z.dtype, z.strides) == (a.dtype, a.strides) else np.zeros_like(a)
         )
-        info, values = library.solve(replace(work, dtype=a.dtype), a, vectors, last + 1)
+        if not self._handle:
+            self._handle = library.handle(work, last + 1)
+        info, values = library.solve(self._handle, replace(work, dtype=a.dtype), a, vectors)
         if z is not None and vectors is not z:
             z[...] = vectors
         return info, values[first : last + 1].astype(work.dtype.char.lower()), first
+
+    def close(self) -> None:
+        super().close()
+        if self._handle:
+            self._library.free(self._handle)
 
 
 class LapackProduct(OneRankProduct):
