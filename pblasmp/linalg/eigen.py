@@ -185,15 +185,14 @@ class _Eigh(FactorizationCall[Any]):
         arguments.update({name: flag(arguments[name]) for name in ("lower", "eigvals_only", "check")})
         if subset_by_index is not None:
             try:
-                first, last = (operator.index(each) for each in subset_by_index)
-                self._subset = first, last
-            except (TypeError, ValueError):
+                start, stop = (operator.index(each) for each in subset_by_index)
+                self._subset = start, stop
+            except Exception:  # noqa: BLE001 - the user's code
                 self._malformed = (
                     f"subset_by_index: expected a pair of integers, got {short_repr(subset_by_index)}"
                 )
-        super().__init__(
-            **arguments, first=self._subset and self._subset[0], last=self._subset and self._subset[1]
-        )
+        first, last = self._subset or (None, None)
+        super().__init__(**arguments, first=first, last=last, malformed=self._malformed)
 
     def check(self) -> None:
         a = self["a"]
@@ -240,8 +239,7 @@ class _Eigh(FactorizationCall[Any]):
             return found.values if vectors is None else (found.values, vectors)
 
         def again(algo: str) -> tuple[Values, Matrix]:
-            how = {**self.how, "check": False, "algo": algo}
-            del how["first"], how["last"]
+            how = {"lower": lower, "eigvals_only": False, "check": False, "algo": algo}
             pairs: tuple[Values, Matrix] = _Eigh(a=a, out=vectors, subset_by_index=self._subset, **how).run()
             return pairs
 

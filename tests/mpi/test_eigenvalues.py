@@ -169,6 +169,7 @@ def faults(ctx, rng):
         u, s, vh = plan()
         right = np.allclose(u.allgather()[:, :4] * s @ vh.allgather(), whole[:, :4]) and u.shape == (9, 9)
         yield "plans of svd", None if right and np.allclose(values(), s) else f"{u.shape} {s}"
+    la.eigh(a), la.eigvalsh(a)  # for which no wrong call is taken
     argument = pb.ArgumentError
     for name, kind, words, function, args, how in (
         ("square", argument, ["a: expected a square matrix, got 4 x 9"], la.eigh, (a[:4, :],), {}),
@@ -182,6 +183,7 @@ def faults(ctx, rng):
          {"subset_by_index": 3}),
         ("of a pair", argument, ["expected a pair of integers, got (1.5, 2)"], la.eigh, (a, a),
          {"subset_by_index": (1.5, 2)}),
+        ("no values", argument, ["uplo: expected 'L' or 'U', got 3"], la.eigvalsh, (a,), {"uplo": 3}),
         ("values", argument, ["eigvals_only: expected True or False, got 'no'"], la.eigh, (a,), {"eigvals_only": "no"}),
         ("full", argument, ["full_matrices: expected True or False, got 2"], la.svd, (a, 2), {}),
         ("b's shape", argument, ["b: expected 9 x 9 of float64, got 4 x 4 of float64"], la.eigh, (a, b[:4, :4]), {}),
@@ -195,6 +197,9 @@ def faults(ctx, rng):
     ):  # fmt: skip
         yield name, agreed_error(ctx, kind, words, function, *args, **how)
     if ctx.size > 1:
+        words = ["subset_by_index: expected a pair of integers, got a value of type Unreadable"]
+        subset = (0, 3) if ctx.rank else Unreadable()
+        yield "unreadable", agreed_error(ctx, argument, words, la.eigh, a, subset_by_index=subset)
         subset = (ctx.rank, 3)
         yield (
             "by rank",
@@ -202,6 +207,15 @@ def faults(ctx, rng):
         )
         wrong = agreed_error(ctx, pb.RankMismatchError, [""], la.eigh, a, a if ctx.rank else None)
         yield "b by rank", wrong
+
+
+class Unreadable:
+    """Raises what no caller expects."""
+
+    def __iter__(self):
+        raise RuntimeError
+
+    __repr__ = __iter__
 
 
 def without_a_library(ctx):
