@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Cells, NodeCells, Side
 from ..comm.exchange import message_elements
-from ..engines.dense.panel_shape import shape_beside, shape_of, shape_of_inverse
 from ..engines.request import AnyProblem
-from ..engines.tensor.tensor_product import shares
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ..layout.axis import Axis
-from ..layout.factor_problem import FactorProblem
 from ..layout.grid import coordinates
 from ..layout.intersection import Piece, Stretch, common_counts, intersect
-from ..layout.pieces import STRIP
 from ..layout.value import Numbers
-from .dry_engine import DryEngine, Ranks
+from .dry_engine import Ranks
 
 _PAIRS = 1 << 16  # pairs of cells looked at together
 
@@ -80,70 +77,80 @@ def counts_of(
         nodes: the ranks of each node.
         slots: as of ``Exchange.start``: messages are cut only if it is given.
     """
-    node = np.zeros(size, np.int64)
+    found, node = Counts.none(size), np.zeros(size, np.int64)
     for i, ranks in enumerate(nodes):
         node[list(ranks)] = i
-    limit = message_elements(itemsize) if slots is not None else 1 << 62
-    src, dst = moves[0]
+    (src, dst), limit = moves[0], message_elements(itemsize) if slots is not None else 1 << 62
     if not (src.cells and dst.cells):
-        return Counts.none(size)
+        return found
+    elements, messages = _factors(moves, limit)
+    here, there = src.cells.coords, dst.cells.coords
     readable = isinstance(src.cells, NodeCells) and src.cells.nodes == nodes
-    found = (_from_nodes if readable else _by_periods)(moves, node, limit)
+    owners, writers = (
+        x.cells.owners if isinstance(x.cells, NodeCells) else x.cells.ranks[:, 0] for x in (src, dst)
+    )
+    written = not readable and (isinstance(dst.cells, NodeCells) or bool(dst.cells.counts.max() > 1))
+    at_node = node[owners], node[writers]
+    near, by = at_node if readable or written else (owners, writers)  # what is copied, not sent
+    given, taken = _shared(elements, (here, near), (there, by))
+    if readable:
+        np.add.at(found.copied, writers, taken)
+        np.add.at(found.shared, writers, taken - _shared(elements, (here, owners), (there, writers))[1])
+    else:
+        np.add.at(found.copied, owners, given)
+        found.shared[...] = np.where(written & (np.bincount(node)[node] > 1), found.copied, 0)
+        if not written:
+            out, arriving = _shared(elements, (here, at_node[0]), (there, at_node[1]))
+            np.add.at(found.sent_here, owners, out - given)
+            np.add.at(found.received_here, writers, arriving - taken)
+
+    def far(factors: Factors, turns: tuple[Any, Any], cells: Any = slice(None)) -> list[Numbers]:
+        """Return what is shared with others than those that are near, and have the same turn."""
+        (mine, theirs), step = turns, size + 1
+        every = _shared(factors, (here, near * 0 + mine), (there[cells], by[cells] * 0 + theirs))
+        close = _shared(factors, (here, near * step + mine), (there[cells], by[cells] * step + theirs))
+        return [x - y for x, y in zip(every, close, strict=True)]
+
+    for factors, sent, received in (
+        (elements, found.sent, found.received), (messages, found.messages, found.received_messages),
+    ):  # fmt: skip
+        out, arriving = far(factors, (0, 0))
+        np.add.at(sent, owners, out)
+        if not written:
+            np.add.at(received, writers, arriving)
+        elif out.any():  # the ranks of a node take turns at what arrives
+            counts, (cells, turn) = dst.cells.counts, np.nonzero(dst.cells.ranks >= 0)
+            for count in np.unique(counts):
+                which = counts[cells] == count
+                of, turns = cells[which], turn[which]
+                np.add.at(received, dst.cells.ranks[of, turns], far(factors, (owners % count, turns), of)[1])
     for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
 
 
-def _by_periods(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
-    """Return the counts in elements if each cell of a source is one rank's."""
-    found = Counts.none(len(node))
-    src, dst = moves[0]
-    elements, messages = _factors(moves, limit)
-    shape = elements[0][0].shape, elements[0][1].shape
-    weights = ((elements, found.sent, found.received), (messages, found.messages, found.received_messages))
-    source_cells, target_cells = src.cells, dst.cells
-    owners, sources, targets = source_cells.ranks[:, 0], source_cells.coords, target_cells.coords
-    if isinstance(target_cells, NodeCells) and len(target_cells.nodes) == 1:  # everything is in reach
-        found.copied[owners] = _summed(elements, _histogram(targets, (shape[0][1], shape[1][1])), sources)
-        found.shared[owners] = found.copied[owners] if len(node) > 1 else 0
-        return found
-    counts, writers = target_cells.counts, target_cells.ranks
-    groups = _alike(target_cells)
-    if len(groups) <= counts.max(initial=1):  # few groups of many ranks: each source has one writer in each
-        for group in groups:
-            _add_group(found, source_cells, target_cells, group, node, (elements, messages))
-        return found
-    everywhere = _histogram(targets, (shape[0][1], shape[1][1]))
-    for factors, sent, received in weights:
-        np.add.at(sent, owners, _summed(factors, everywhere, sources))
-        turned = [(down.T, across.T) for down, across in factors]
-        for length in np.unique(counts):
-            cells = np.flatnonzero(counts == length)
-            for turn in range(length):
-                mine = _histogram(sources[owners % length == turn], (shape[0][0], shape[1][0]))
-                np.add.at(received, writers[cells, turn], _summed(turned, mine, targets[cells]))
-    # Until here every rank also sends to itself: what it finds in cells that it can write is copied.
-    cell_of = np.arange(len(counts)).repeat(counts)
-    for i, j in _joined(owners, writers[writers >= 0]):
-        j = cell_of[j]
-        writer = writers[j, owners[i] % counts[j]]
-        for factors, sent, received in weights:
-            here = _each(factors, sources[i], targets[j])
-            np.subtract.at(sent, owners[i], here)
-            np.subtract.at(received, writer, here)
-        here = _each(elements, sources[i], targets[j])
-        np.add.at(found.copied, owners[i], here)
-        np.add.at(found.shared, owners[i], np.where(counts[j] > 1, here, 0))
-    if node.max() == 0:
-        found.sent_here[...], found.received_here[...] = found.sent, found.received
-    elif len(np.unique(node)) < len(node):
-        for i, j in _joined(node[owners], node[writers[:, 0]]):
-            here = _each(elements, sources[i], targets[j])
-            own = (writers[j] == owners[i][:, None]).any(axis=1)  # copied, not sent
-            here[own] = 0
-            np.add.at(found.sent_here, owners[i], here)
-            np.add.at(found.received_here, writers[j, owners[i] % counts[j]], here)
-    return found
+def _shared(
+    factors: Factors, of: tuple[Numbers, Numbers], to: tuple[Numbers, Numbers]
+) -> tuple[Numbers, Numbers]:
+    """Return what each process of ``of``, and of ``to``, shares with all of the other side that have its key.
+
+    Args:
+        factors: what processes share is the sum of (rows in common) × (columns in common).
+        of, to: the processes of the two sides, and their keys.
+    """
+    (here, mine), (there, theirs) = of, to
+    given, taken, keys = np.zeros(len(here), np.int64), np.zeros(len(there), np.int64), np.unique(mine)
+    if len(keys) ** 2 > len(here):  # many small groups
+        for i, j in _joined(mine, theirs):
+            both = _each(factors, here[i], there[j])
+            np.add.at(given, i, both)
+            np.add.at(taken, j, both)
+        return given, taken
+    turned = [(down.T, across.T) for down, across in factors]
+    for key in keys:
+        i, j = np.flatnonzero(mine == key), np.flatnonzero(theirs == key)
+        given[i], taken[j] = _summed(factors, here[i], there[j]), _summed(turned, there[j], here[i])
+    return given, taken
 
 
 def _factors(moves: Sequence[Move], limit: int) -> tuple[Factors, Factors]:
@@ -155,93 +162,6 @@ def _factors(moves: Sequence[Move], limit: int) -> tuple[Factors, Factors]:
         elements.append((rows.astype(np.float64), times * cols.astype(np.float64)))
         messages += [(down, times * across) for down, across in _message_factors(a, b, rows, cols, limit)]
     return _merged(elements), _merged(messages)
-
-
-def _from_nodes(moves: Sequence[Move], node: Numbers, limit: int) -> Counts:
-    """Return the counts in elements if the ranks of a node read each other's cells, and write only their own."""
-    found = Counts.none(len(node))
-    src, dst = moves[0]
-    elements, messages = _factors(moves, limit)
-    assert isinstance(src.cells, NodeCells)
-    targets = dst.cells
-    here, owners, there, writers = src.cells.coords, src.cells.owners, targets.coords, targets.ranks[:, 0]
-    for factors, sent, received in (
-        (elements, found.sent, found.received), (messages, found.messages, found.received_messages),
-    ):  # fmt: skip
-        turned = [(down.T, across.T) for down, across in factors]
-        given = _summed(factors, _histogram(there, _ends(turned)), here)
-        taken = _summed(turned, _histogram(here, _ends(factors)), there)
-        near_given, near_taken = _within_nodes(factors, (here, node[owners]), (there, node[writers]))
-        np.add.at(sent, owners, given - near_given)
-        np.add.at(received, writers, taken - near_taken)
-        if factors is elements:
-            np.add.at(found.copied, writers, near_taken)
-    found.shared[...] = found.copied
-    for i, j in _joined(owners, writers):
-        np.subtract.at(found.shared, writers[j], _each(elements, here[i], there[j]))
-    return found
-
-
-def _within_nodes(
-    factors: Factors, of: tuple[Numbers, Numbers], to: tuple[Numbers, Numbers]
-) -> tuple[Numbers, Numbers]:
-    """Return what each process of ``of``, and of ``to``, shares with all of the other side on its node.
-
-    Args:
-        factors: as of ``_summed``.
-        of, to: the processes of the two sides, and their nodes.
-    """
-    (here, mine), (there, theirs) = of, to
-    given, taken = np.zeros(len(here), np.int64), np.zeros(len(there), np.int64)
-    nodes = np.unique(mine)
-    if len(nodes) ** 2 > len(here):  # many small nodes
-        for i, j in _joined(mine, theirs):
-            shared = _each(factors, here[i], there[j])
-            np.add.at(given, i, shared)
-            np.add.at(taken, j, shared)
-        return given, taken
-    turned = [(down.T, across.T) for down, across in factors]
-    for each in nodes:
-        i, j = np.flatnonzero(mine == each), np.flatnonzero(theirs == each)
-        given[i] = _summed(factors, _histogram(there[j], _ends(turned)), here[i])
-        taken[j] = _summed(turned, _histogram(here[i], _ends(factors)), there[j])
-    return given, taken
-
-
-def _ends(factors: Factors) -> tuple[int, int]:
-    """Return the number of process rows and columns of the side that factors are from."""
-    down, across = factors[0]
-    return len(down), len(across)
-
-
-def _alike(cells: Cells) -> list[list[int]]:
-    """Return the indices of all cells, with those together that the same ranks have."""
-    found: dict[bytes, list[int]] = {}
-    for j, ranks in enumerate(cells.ranks):
-        found.setdefault(ranks.tobytes(), []).append(j)
-    return list(found.values())
-
-
-def _add_group(
-    found: Counts, src: Cells, dst: Cells, cells: list[int], node: Numbers, factors: tuple[Factors, Factors]
-) -> None:
-    """Add what all sources move into those ``cells`` of ``dst`` that the same ranks have."""
-    owners, ranks = src.ranks[:, 0], dst.ranks[cells[0], : dst.counts[cells[0]]]
-    writers = ranks[owners % len(ranks)]
-    down, across = factors[0][0]
-    within = _histogram(dst.coords[cells], (down.shape[1], across.shape[1]))
-    elements, messages = (_summed(each, within, src.coords) for each in factors)
-    own = np.isin(owners, ranks)
-    np.add.at(found.copied, owners[own], elements[own])
-    if len(ranks) > 1:
-        np.add.at(found.shared, owners[own], elements[own])
-    for moved, sent, received, which in (
-        (elements, found.sent, found.received, ~own),
-        (messages, found.messages, found.received_messages, ~own),
-        (elements, found.sent_here, found.received_here, ~own & (node[owners] == node[writers])),
-    ):
-        np.add.at(sent, owners[which], moved[which])
-        np.add.at(received, writers[which], moved[which])
 
 
 def _different(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
@@ -288,18 +208,13 @@ def _message_factors(src: Side, dst: Side, rows: Numbers, cols: Numbers, limit: 
     return [(across, down) for down, across in factors] if turned else factors
 
 
-def _histogram(coords: Numbers, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Return how many cells there are of each process."""
-    found = np.zeros(shape)
-    np.add.at(found, (coords[:, 0], coords[:, 1]), 1)
-    return found
-
-
-def _summed(factors: Factors, cells: NDArray[np.float64], coords: Numbers) -> Numbers:
-    """Return for each process what it shares with all ``cells`` together. The numbers are below 2^53, so exact."""
-    total = np.zeros(len(coords))
+def _summed(factors: Factors, of: Numbers, to: Numbers) -> Numbers:
+    """Return for each process of ``of`` what it shares with all of ``to``. The numbers are below 2^53, so exact."""
+    total = np.zeros(len(of))
     for down, across in factors:
-        total += np.linalg.multi_dot((down, cells, across.T))[coords[:, 0], coords[:, 1]]
+        cells = np.zeros((down.shape[1], across.shape[1]))
+        np.add.at(cells, (to[:, 0], to[:, 1]), 1)
+        total += np.linalg.multi_dot((down, cells, across.T))[of[:, 0], of[:, 1]]
     return total.astype(np.int64)
 
 
@@ -341,62 +256,13 @@ def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, kinds: Collection
         algorithm: by which.
         kinds: those of the entries in a rank's log. Messages go from each rank to certain others.
     """
-    like = np.zeros(ranks.size, np.int64)
-    found: Iterable[Numbers] = [np.arange(ranks.size)]
-    if isinstance(problem, MatmulProblem) and problem.scheme != "gemm" and algorithm not in _OF_SLABS:
-        view = ParallelProblem.of_matmul(problem)
-        problem = problem if isinstance(view, str) else view
-    if isinstance(problem, ParallelProblem):
-        found = _of_shares(problem, ranks)
-    elif "messages" not in kinds and (
-        isinstance(problem, MatmulProblem) or (isinstance(problem, Level3Problem) and algorithm in _OF_SLABS)
-    ):
-        found = _of_matrices(problem, ranks, shares="fence" in kinds)
-    elif isinstance(problem, FactorProblem) and "messages" not in kinds:
-        found = _of_factorization(problem, ranks)
-    for kind in found:
+    slabs = algorithm in _OF_SLABS or (isinstance(problem, MatmulProblem) and problem.scheme == "gemm")
+    if "messages" in kinds or not (slabs and isinstance(problem, (MatmulProblem, Level3Problem))):
+        return np.arange(ranks.size)
+    like = firsts = np.zeros(ranks.size, np.int64)
+    for kind in _of_matrices(problem, ranks, shares="fence" in kinds):
         _, firsts, like = np.unique(like * (1 + kind.max()) + kind, return_index=True, return_inverse=True)
     return firsts[like]
-
-
-def _of_shares(p: ParallelProblem, ranks: Ranks) -> Iterator[Numbers]:
-    """Yield what decides in a tensor-parallel product: the shares of a rank, of the next one, and of its node."""
-    even = shares(p.tokens[0], p.size)
-    here = _numbered(
-        list(zip(p.tokens, p.inputs, p.outputs, p.rows, even, *(x for _, x in p.row_bytes), strict=True))
-    )
-    yield here
-    yield np.roll(here, -1)
-    yield _numbered([tuple(sorted(here[list(node)].tolist())) for node in ranks.nodes])[
-        np.arange(ranks.size) // ranks.per_node
-    ]
-
-
-def _of_factorization(p: FactorProblem, ranks: Ranks) -> Iterator[Numbers]:
-    """Yield what decides in a factorization whose panels are shared: which panels a rank has, and its parts."""
-    engine = DryEngine(ranks, 0)
-    here = np.arange(ranks.size)
-    shapes = [shape_of(engine, p.a, p.routine, narrow=narrow) for narrow in (False, True)]
-    shapes += [shape_of_inverse(engine, each) for each in shapes if p.inverse]
-    yield np.where(here < max(each.panels for each in shapes), 1 + here, 0)
-    if p.d is not None:  # right-hand sides, and rows whose columns are permuted
-        for each in shapes:
-            beside = shape_beside(engine, each, p.d.shape[1])
-            ends = np.minimum((1 + here) * beside.width, beside.cols)
-            yield np.where(here < beside.workers, np.maximum(ends - here * beside.width, 0), 0)
-            rows = np.diff(each.rows * np.arange(ranks.size + 1) // each.workers)
-            yield np.where(here < each.workers, rows, 0)
-    for x in (p.a, p.b, p.c, p.d):
-        if x is None:
-            continue
-        yield _of_parts(x, ranks.size)
-        if x.shape[0] == x.shape[1]:  # a triangle may be copied, in strips of columns
-            strips = np.arange(STRIP, x.shape[1] + STRIP, STRIP)
-            cuts = _numbered(
-                [np.searchsorted(x.cols.globals(q), strips).tobytes() for q in range(x.cols.nprocs)]
-            )
-            yield _on_grid(x, cuts[Cells.of_grid(x.grid).coords[:, 1]], ranks.size)
-            yield _on_grid(x, _cuts(x), ranks.size)
 
 
 def _of_parts(x: MatrixDescriptor, size: int) -> Numbers:

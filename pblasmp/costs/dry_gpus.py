@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..engines import dense
-from ..engines.dense.factor_panels import FactorPanels, OwnPanels, Workbench
+from ..engines.dense.factor_panels import OwnPanels
+from ..engines.dense.sweeps import Dealt
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.gpu_engine import GpuEngine
 from ..engines.tensor.algorithms import MESSAGES
@@ -63,63 +64,27 @@ class _PassedPanels(OwnPanels):
 
     def _pass(self, k: int, panel: Any) -> None:
         workers, owner = self.shape.workers, self.shape.owner(k)
-        if workers == 1:
-            return
         to, of = (self.rank + 1) % workers, (self.rank - 1) % workers
-        arrays = (panel, *self.about(k))
+        arrays = (panel, *self.about(k)) if workers > 1 else ()
         sends = [] if to == owner else [(each, to) for each in arrays]
         receives = [] if self.rank == owner else [(each, of) for each in arrays]
         self.engine.transport.start(sends, receives)
 
 
-class _DrySpread:
-    """Few right-hand sides: panels stay where they are, and the ranks add up the rows of each."""
-
-    def __init__(self, bench: Workbench, panels: FactorPanels, right: FactorPanels) -> None:
-        self._operations: Any = bench.operations
-        self._transport: Any = bench.engine.transport
-        self._panels = panels
-        self._whole = self._operations.scratch(
-            "spread", (right.shape.rows, right.shape.cols), right.dtype, "F"
-        )
-
-    def swap(self, last: int, pivots: Any, *, back: bool = False) -> None:
-        """Exchange rows of all ranks' terms. Local."""
-        self._operations.swap_rows(self._whole, 0, last, pivots, back=back)
-
-    def count_all(self) -> None:
-        """Do nothing: all rows count. Local."""
-
-    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix. Local."""
-        del op
-        for k in range(self._panels.shape.panels):
-            first, stop = self._panels.shape.bounds(k)
-            rows, rest = self._whole[first:stop], slice(stop, None) if lower else slice(0, first)
-            self._transport.sum_ranks(rows)
-            if self._panels.has(k):
-                panel = self._panels.own(k)[: len(self._whole)]
-                self._operations.trsm(1, panel[first:stop], rows, lower=lower, unit=unit)
-                self._operations.gemm(-1, panel[rest], rows, 1, self._whole[rest])
-
-    def finish(self) -> None:
-        """Give the first rank the sum. Local."""
-        self._transport.sum_ranks(self._whole)
+_WIDTHS = (
+    "tile", "band", "coarser", "panel", "lead", "stripes", "update_order", "panel_flops", "factor_alone",
+    "factor_width", "factor_wait", "panel_width",
+)  # fmt: skip
+"""What algorithms ask of a GPU's operations before they compute."""
 
 
 class _DryGpuOperations(DryOperations):
     """The operations of a GPU, which count instead of computing."""
 
+    vars().update({name: getattr(GpuFactorOperations, name) for name in _WIDTHS})
     own_panels: Any = _PassedPanels
-    factor_wait = GpuFactorOperations.factor_wait
-    spread: Any = _DrySpread
+    spread: Any = Dealt
     gemqrt: Any = None  # reflectors are applied by products
-    tile, band, coarser = GpuFactorOperations.tile, GpuFactorOperations.band, GpuFactorOperations.coarser
-    panel, lead = GpuFactorOperations.panel, GpuFactorOperations.lead
-    stripes, update_order = GpuFactorOperations.stripes, GpuFactorOperations.update_order
-    panel_flops, factor_alone = GpuFactorOperations.panel_flops, GpuFactorOperations.factor_alone
-    factor_width = GpuFactorOperations.factor_width
-    panel_width: Any = GpuFactorOperations.panel_width
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands are kept and multiplied: short types stay as they are. Local."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -16,11 +16,9 @@ from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
-from pblasmp.engines.host.host_operations import HostOperations
-from pblasmp.layout import FactorProblem, ParallelProblem
+from pblasmp.layout import ParallelProblem
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES
-from pblasmp.layout.schemes import FORMS
 from tests.helpers.cases import grids, layout, pick
 from tests.helpers.layouts import random_product
 from tests.helpers.level3 import legal_flags, shapes
@@ -121,7 +119,7 @@ def test_work_does_not_grow_with_the_ranks_of_a_node(per_node, monkeypatch):
     monkeypatch.setattr(counts, "_summed", lambda *args: asked.append(args) or summed(*args))
     found = pb.MatmulProblem.gemm(5000, 5000, 5000, "64x64", 64).traffic("shared", ranks_per_node=per_node)
     assert found.sent_bytes.any() == (per_node is not None)
-    assert len(asked) <= 4 * 4096 // (per_node or 4096)
+    assert len(asked) <= 20 * 4096 // (per_node or 4096)
 
 
 def test_a_million_rows():
@@ -220,48 +218,6 @@ def test_routines_by_classes(monkeypatch):
         )
         assert not wrong, (p, per_node)
         counted, ranks = counted + classes, ranks + size
-    assert counted < ranks
-
-
-def test_tensor_parallel_products_by_classes(monkeypatch):
-    rng, kind = np.random.default_rng(13), np.dtype("float32")
-    for form in FORMS:
-        for algorithm in ("auto", "push"):
-            size = int(rng.choice([4, 9, 25]))
-            many, few = rng.integers(size, 200, 2).tolist()
-            split = tuple(pb.layout.axis.Axis.even(many, size).counts())
-            tokens, inputs, outputs = ((few,) * size for _ in range(3))
-            if form == "allgather_matmul":
-                tokens = split
-            elif form == "matmul_allgather":
-                outputs = split
-            else:
-                inputs = split
-            p = ParallelProblem(form, tokens, inputs, outputs, (0,) * size, kind, kind, kind)
-            p = replace(p, rows=p.default_rows())
-            per_node = size if algorithm == "auto" else int(rng.integers(1, size + 1))
-            wrong, classes = unlike_each(p, monkeypatch, algorithm, ranks_per_node=per_node)
-            assert not wrong, (p, algorithm, per_node)
-            assert classes <= 12
-
-
-@pytest.mark.parametrize("cores", [3, None])
-def test_factorizations_by_classes(cores, monkeypatch):
-    """In shared panels a rank does what its panels and its parts of the matrices say."""
-    rng, counted, ranks = np.random.default_rng(14), 0, 0
-    monkeypatch.setattr(HostOperations, "factor_width", 16)
-    monkeypatch.setattr(HostOperations, "factor_alone", 4)
-    for routine in ("cholesky", "lu", "qr", "lstsq", "triangular"):
-        for inverse in (False, True):
-            size, (n, k) = int(rng.choice([4, 9, 25])), rng.integers(20, 150, 2).tolist()
-            a, b, x, whole = (layout(rng, shape, size) for shape in ((n, n), (n, k), (n, k), (n, n)))
-            given = {"d": whole, "inverse": True} if inverse else {"b": b, "d": x}
-            if routine == "qr" or (routine == "lstsq" and inverse):
-                given, routine = {"c": whole}, "qr"
-            p = FactorProblem(routine, a, **given)
-            wrong, classes = unlike_each(p, monkeypatch, nranks=size, cores=cores)
-            assert not wrong, p
-            counted, ranks = counted + classes, ranks + size
     assert counted < ranks
 
 
