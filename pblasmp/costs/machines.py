@@ -11,36 +11,38 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from ..errors import ArgumentError, counted, short_repr
+from ..errors import ArgumentError, counted, required, short_repr
 from ..problems.files import find, load_table, to_toml
 from ..trust import as_path
 
-_TOP = {
-    "title", "description", "engine", "measured", "ranks_per_node", "memory_bytes", "cores", "overlaps", "network",
-    "ranks",
-}  # fmt: skip
-_MOST_RANKS = 4096  # of a node
-_LARGEST = 1e100
+with required("machines' files", "cli"):
+    from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
 _FORMER = {
     "turn", "beside", "slows", "queue", "getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products",
     "trsm", "potrf", "getrf", "swap",
 }  # fmt: skip
-"""Keys of files that earlier releases wrote. They are left out."""
-_ENTRY = {
-    "ranks", "call_seconds", "launch_seconds", "meeting_seconds", "calls", "copy", "link", "columns", "gemm", *_FORMER,
-}  # fmt: skip
+"""Keys of [[ranks]] in files that earlier releases wrote. They are left out."""
 
-Curve = tuple[tuple[int, float], ...]
+Positive = Annotated[float, Field(strict=True, gt=0, lt=1e30, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, ge=0, lt=1e30, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1, le=4096)]
+Curve = Annotated[
+    tuple[tuple[Annotated[int, Field(gt=0, lt=1 << 40)], Positive], ...],
+    AfterValidator(lambda curve: tuple(sorted(curve))),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """What moves data: each move takes ``seconds`` and its bytes divided by ``bytes_per_second``."""
 
-    bytes_per_second: float
-    seconds: float = 0.0
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    bytes_per_second: Positive
+    seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ class NodeOf:
             factorization.
     """
 
-    ranks: int
-    gemm: Mapping[str, Curve]
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    ranks: Count
+    gemm: Annotated[dict[str, Curve], Field(min_length=1)]
     copy: Link
     link: Link | None = None
-    launch_seconds: float = 0.0
-    meeting_seconds: float = 0.0
-    call_seconds: float = 0.0
-    calls: Mapping[str, float] = field(default_factory=dict)
-    columns: Mapping[str, float] = field(default_factory=dict)
+    launch_seconds: Seconds = 0.0
+    meeting_seconds: Seconds = 0.0
+    call_seconds: Seconds = 0.0
+    calls: dict[str, Seconds] = field(default_factory=dict)
+    columns: dict[str, Seconds] = field(default_factory=dict)
 
     def _curve(self, dtype: str) -> Curve:
         return self.gemm.get(dtype) or self.gemm.get(_LIKE.get(dtype, ""), ())
@@ -119,17 +123,19 @@ class Machine:
         network: messages between nodes, for each rank; None: there is one node.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     name: str
     title: str
-    engine: str
+    engine: Literal["host", "gpu"]
     measured: bool
-    ranks_per_node: int
-    memory_bytes: int
+    ranks_per_node: Count
+    memory_bytes: Annotated[int, Field(gt=0)]
     overlaps: bool
     nodes: tuple[NodeOf, ...]
     network: Link | None = None
     description: str = field(default="", compare=False)
-    cores: int = 0
+    cores: Annotated[int, Field(ge=0)] = 0
 
     def node_of(self, ranks: int) -> tuple[NodeOf, str]:
         """Return what so many ranks of a node do, and a remark if that was not measured. Local."""
@@ -163,76 +169,35 @@ def machine_from(table: Mapping[str, Any], name: str) -> Machine:
     Raises:
         ArgumentError: keys are missing or unknown, or values make no sense; every fault is named.
     """
-    faults = [f"{key}: unknown key" for key in table if key not in _TOP]
-    faults += [
-        f"{key}: missing" for key in ("title", "measured", "ranks_per_node", "ranks") if key not in table
-    ]
-    entries = table.get("ranks", [])
+    engine, entries = table.get("engine", "host"), table.get("ranks", [])
     if not (isinstance(entries, list) and entries and all(isinstance(each, dict) for each in entries)):
-        faults.append("ranks: expected tables [[ranks]]")
-        entries = []
-    for i, entry in enumerate(entries):
-        faults += [f"ranks[{i}].{key}: unknown key" for key in entry if key not in _ENTRY]
-        faults += [f"ranks[{i}].{key}: missing" for key in ("ranks", "copy", "gemm") if key not in entry]
-    if not faults:
-        try:
-            return _machine(table, name)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            faults.append(f"{type(error).__name__}: {error}")
-    raise ArgumentError(f"machine {name}: " + "; ".join(faults))
+        raise ArgumentError(f"machine {name}: ranks: expected tables [[ranks]]")
+    if faults := [f"{key}: unknown key" for key in ("name", "nodes") if key in table]:
+        raise ArgumentError(f"machine {name}: " + "; ".join(faults))
+    nodes = [{key: each for key, each in entry.items() if key not in _FORMER} for entry in entries]
+    given = {
+        "engine": engine, "memory_bytes": 1 << 40, "overlaps": engine == "gpu", **table, "name": name, "nodes": nodes,
+    }  # fmt: skip
+    given.pop("ranks", None)
+    try:
+        return _MACHINE.validate_python(given)
+    except ValidationError as error:
+        raise ArgumentError(f"machine {name}: " + "; ".join(map(_fault, error.errors()))) from None
 
 
-def _machine(table: Mapping[str, Any], name: str) -> Machine:
-    nodes = tuple(
-        NodeOf(
-            _count(entry["ranks"]),
-            copy=_link(entry["copy"]),
-            link=_link(entry["link"]) if "link" in entry else None,
-            calls={kind: _seconds(seconds) for kind, seconds in entry.get("calls", {}).items()},
-            launch_seconds=_seconds(entry.get("launch_seconds", 0)),
-            meeting_seconds=_seconds(entry.get("meeting_seconds", 0)),
-            call_seconds=_seconds(entry.get("call_seconds", 0)),
-            gemm=_curves(entry["gemm"]),
-            columns={name: _seconds(seconds) for name, seconds in entry.get("columns", {}).items()},
-        )
-        for entry in table["ranks"]
+_MACHINE = TypeAdapter(Machine)
+
+
+def _fault(found: Any) -> str:
+    """Return in words what pydantic says of a key."""
+    first, *more = found["loc"]
+    key = ("ranks" if first == "nodes" else first) + "".join(
+        f"[{each}]" if isinstance(each, int) else f".{each}" for each in more
     )
-    engine = table.get("engine", "host")
-    if engine not in ("host", "gpu"):
-        raise ValueError(f"engine: expected 'host' or 'gpu', got {short_repr(engine)}")
-    return Machine(
-        name, table["title"], engine, bool(table["measured"]), _count(table["ranks_per_node"]),
-        _positive(table.get("memory_bytes", 1 << 40)), bool(table.get("overlaps", engine == "gpu")), nodes,
-        _link(table["network"]) if "network" in table else None, table.get("description", ""),
-        int(table.get("cores", 0)),
-    )  # fmt: skip
-
-
-def _curves(table: Mapping[str, Any]) -> dict[str, Curve]:
-    return {
-        dtype: tuple(sorted((_positive(n), float(_positive(rate))) for n, rate in curve))
-        for dtype, curve in table.items()
-    }
-
-
-def _positive(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
-        raise ValueError(f"expected a positive number, got {short_repr(value)}")
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(_positive(value)) is not int or value > _MOST_RANKS:
-        raise ValueError(f"ranks of a node: expected an integer, at most {_MOST_RANKS}, got {value}")
-    return int(value)
-
-
-def _seconds(value: Any) -> float:
-    return 0.0 if value == 0 else float(_positive(value))
-
-
-def _link(table: Mapping[str, Any]) -> Link:
-    return Link(float(_positive(table["bytes_per_second"])), _seconds(table.get("seconds", 0)))
+    what = {"missing": "missing", "unexpected_keyword_argument": "unknown key"}.get(found["type"])
+    return f"{key}: " + (
+        what or f"{found['msg'].replace('Input should be', 'must be')}, got {short_repr(found['input'])}"
+    )
 
 
 def with_ranks(table: dict[str, Any] | None, entry: dict[str, Any], **about: Any) -> dict[str, Any]:

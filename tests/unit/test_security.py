@@ -751,12 +751,12 @@ float64 = [[10, 1e9], [100, 1e10]]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("node = 4", "node = 1_000_000_000", "at most 4096, got 1000000000"),
-        ("ranks = 4", "ranks = 4.5", "expected an integer, at most 4096, got 4.5"),
-        ("1e10", "inf", "expected a positive number, got inf"),
-        ("1e10", f"1{'0' * 400}", "expected a positive number"),
-        ("1e-6", "-1", "expected a positive number, got -1"),
-        ("[ranks.gemm]", "columns = { getrf = inf }\n[ranks.gemm]", "expected a positive number, got inf"),
+        ("node = 4", "node = 1_000_000_000", "less than or equal to 4096, got 1000000000"),
+        ("ranks = 4", "ranks = 4.5", "must be a valid integer, got 4.5"),
+        ("1e10", "inf", "must be a finite number, got inf"),
+        ("1e10", f"1{'0' * 400}", "must be a valid number, got 1000"),
+        ("1e-6", "-1", "must be greater than or equal to 0, got -1"),
+        ("[ranks.gemm]", "columns = { getrf = inf }\n[ranks.gemm]", "must be a finite number, got inf"),
     ],
 )
 def test_absurd_numbers_of_machines_are_refused(tmp_path, old, new, message):

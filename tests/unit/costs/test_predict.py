@@ -405,11 +405,16 @@ def test_machines_that_come_with_pblasmp(path):
     [
         ({"color": 3}, "color: unknown key"),
         ({"ranks": []}, r"ranks: expected tables \[\[ranks\]\]"),
-        ({"ranks": [{"ranks": 1}]}, r"ranks\[0\].copy: missing; ranks\[0\].gemm: missing"),
-        ({"ranks_per_node": 0}, "expected a positive number, got 0"),
-        ({"engine": "tpu"}, "engine: expected 'host' or 'gpu', got 'tpu'"),
+        ({"ranks": [{"ranks": 1}]}, r"ranks\[0\].gemm: missing; ranks\[0\].copy: missing"),
+        ({"ranks_per_node": 0}, "ranks_per_node: must be greater than or equal to 1, got 0"),
+        ({"engine": "tpu"}, "engine: must be 'host' or 'gpu', got 'tpu'"),
         ({"ranks": [{**NODE, "copy": {}}]}, "bytes_per_second"),
-        ({"ranks": [{**NODE, "gemm": {"float64": [[10, -1]]}}]}, "expected a positive number, got -1"),
+        ({"ranks": [{**NODE, "gemm": {}}]}, r"ranks\[0\].gemm: .* at least 1 item"),
+        ({"name": "cray"}, "name: unknown key"),
+        (
+            {"ranks": [{**NODE, "gemm": {"float64": [[10, -1]]}}]},
+            r"ranks\[0\].gemm.float64\[0\]\[1\]: must be greater than 0, got -1",
+        ),
     ],
 )
 def test_files_that_are_no_machine(changes, words):
