@@ -18,6 +18,11 @@ def votes(ctx: Any) -> int:
     return ctx.control.channel._agreements
 
 
+def has_boards(ctx: Any) -> bool:
+    """Whether the ranks meet in shared memory, which takes the compiled core."""
+    return ctx.control.board is not None
+
+
 def plans_made(ctx: Any) -> int:
     """How many plans there have been."""
     return ctx._adopted
