@@ -60,6 +60,8 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
             )
         if array.size > 1 and array.strides[0] != item:
             raise ArgumentError("local array: its elements are not contiguous")
+        if isinstance(array, np.ndarray):
+            return np.ndarray(shape, array.dtype, array, strides=(item, lld * item))
         library = importlib.import_module(f"{type(array).__module__.partition('.')[0]}.lib.stride_tricks")
         return library.as_strided(array, shape, (item, lld * item))
     if array.shape[0] < rows or array.shape[1] < cols:

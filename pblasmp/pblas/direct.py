@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..blas import vector_calls
 from ..dtypes import element_type
-from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern_of
-from ..engines.direct.spans import Axes
+from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern
+from ..engines.direct.spans import Axes, Span
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_range
 from ..errors import ArgumentError
 from ..layout.routines import WORDS
@@ -22,7 +22,7 @@ from ..runtime.reading import number
 from ..scalapack import column_major_view
 from .arguments import Faults, give, takes_number
 from .grids import ProcessGrid, of_number
-from .operands import PblasOperand, entries
+from .operands import entries
 
 _REMEMBERED = rank_share(1024, 1 << 16)  # layouts of a grid, and calls
 
@@ -53,18 +53,19 @@ class _LegalDescriptor(NamedTuple):
 
 def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor | None:
     """Return a descriptor's layout, None if there is something to say about it. Local."""
-    faults = Faults("", ["desc", "i", "j"])
+    faults = Faults("", ["desc"])
     values = entries(faults, "desc", desc)
     if faults or of_number(values[1]) is not grid:
         return None
-    shape = values[2], values[3]
-    whole = PblasOperand("", None, 1, 1, values, shape)
-    whole.check(faults, grid)
-    if faults:
+    _, _, m, n, mb, nb, rsrc, csrc, lld = values
+    nprow, npcol, row, col = grid.info
+    if min(m, n, rsrc, csrc) < 0 or min(mb, nb) < 1 or rsrc >= nprow or csrc >= npcol:
         return None
-    descriptor, rank = whole.descriptor(grid.grid, dtype), grid.context.rank
-    pattern = pattern_of(descriptor, rank)
-    return pattern and _LegalDescriptor(pattern, *shape, descriptor.local_shape(rank), values[8])
+    found = pattern((m, n), (mb, nb), grid.grid, (rsrc, csrc), (row, col), dtype)
+    if found is None:
+        return None
+    rows, cols = Span.of(found.rows, 0, m).count(row), Span.of(found.cols, 0, n).count(col)
+    return None if lld < max(1, rows if cols else 1) else _LegalDescriptor(found, m, n, (rows, cols), lld)
 
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]

@@ -17,6 +17,8 @@ from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
 from ..pblas.routine_functions import DTYPE, ROUTINES
 from ..pblas.vector_functions import ROUTINES as VECTORS
 
+_RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -42,6 +44,25 @@ class Row:
     dtype: np.dtype
     volume: str
     of_c: bool = False
+
+    def kind(self, name: str) -> str:
+        """Return what an argument is: a "letter" or "integer", whose value Python gets; else it gets the address.
+
+        That of a "scalar", "result", "descriptor" or "array", of an array "beside" A, or "unused". Local.
+        """
+        if name in ("side", "uplo", "diag") or name.startswith("trans"):
+            return "letter"
+        if name in ("alpha", "beta"):
+            return "scalar"
+        if name.startswith("desc"):
+            return "descriptor"
+        if name in _RESULTS:
+            return "result"
+        if name in self.matrices:
+            return "array"
+        if name in self.beside:
+            return "beside"
+        return "unused" if name in ("work", "iwork") else "integer"
 
 
 def _rows() -> Iterator[tuple[str, Row]]:
@@ -99,29 +120,29 @@ def source() -> str:
 
 def _function(number: int, name: str, row: Row) -> str:
     names = [f"a{i}" for i in range(len(row.arguments))]
-    values = [row.of_c and _is_value(each, row) for each in row.arguments]
-    kinds = ["int " if value else "void *" for value in values]
-    declared = ", ".join(f"{kind}{each}" for kind, each in zip(kinds, names, strict=True))
-    types, passed = ", ".join(kind.strip() for kind in kinds), ", ".join(names)
-    addresses = ", ".join(f"&{each}" if value else each for value, each in zip(values, names, strict=True))
+    kinds = [row.kind(each) for each in row.arguments]
+    types = ["int" if row.of_c and kind == "integer" else "void *" for kind in kinds]
+    declared = ", ".join(f"{each} {name}" for each, name in zip(types, names, strict=True))
+    passed, prototype = ", ".join(names), ", ".join(types)
+    read = {"letter": "LETTER({})", "integer": "{}" if row.of_c else "*(int *){}"}
+    values = ", ".join(
+        read.get(kind, "(long){}").format(each) for kind, each in zip(kinds, names, strict=True)
+    )
     asks = " || ".join(f"INTEGER(a{row.arguments.index(each)}) == -1" for each in row.sizes) or "0"
     symbol = f"C{name}" if row.of_c else f"{name}_"
     return f"""
 void {symbol}({declared}) {{
-    static void (*own)({types});
-    void *arguments[] = {{{addresses}}};
+    static void (*own)({prototype});
     int asks = {asks}, large = !asks && is_large({row.volume});
     Watch watch = start();
-    if (large && serve({number}, arguments)) {{
-        stop(&watch, &by_pblasmp);
-        return;
+    if (large) {{
+        long arguments[] = {{{values}}};
+        if (serve({number}, arguments)) {{
+            stop(&watch, &by_pblasmp);
+            return;
+        }}
     }}
-    if (!own) own = (void (*)({types}))next("{symbol}");
+    if (!own) own = (void (*)({prototype}))next("{symbol}");
     own({passed});
     stop(&watch, asks ? &questions : &by_library);
 }}"""
-
-
-def _is_value(name: str, row: Row) -> bool:
-    """Return whether C passes an argument as a value: all but arrays, descriptors and letters."""
-    return not (name in (*row.matrices, "uplo", "diag") or name.startswith("desc"))

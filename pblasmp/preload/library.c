@@ -14,7 +14,7 @@
 #define LETTER(address) toupper(*(unsigned char *)(address))
 
 /* Functions of Python: answer a call, and return 0 if it is not for pblasmp; BLACS is about to free a grid, -1: all. */
-static int (*serve)(int routine, void **arguments);
+static int (*serve)(int routine, long *arguments);
 static void (*forget)(int context);
 static double least; /* operations from which a call is large */
 static int begun, process, vectors; /* vectors: levels 1 and 2 are computed, too; every process of a grid calls them */
@@ -79,7 +79,7 @@ static const char *variable(const char *name) {
 }
 
 /* Called by pblasmp.preload.serve. */
-void pblasmp_preload_begin(int (*given_serve)(int, void **), void (*given_forget)(int)) {
+void pblasmp_preload_begin(int (*given_serve)(int, long *), void (*given_forget)(int)) {
     serve = given_serve;
     forget = given_forget;
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import struct
 import sys
@@ -24,9 +25,7 @@ from .c_source import ROWS, Row
 
 _BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
 _INTEGER = np.dtype(np.intc)
-_RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
 _REAL = ("asum", "norm2")
-_UNUSED = ("work", "iwork")
 _DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
 _KNOWN = 4096  # descriptors
 
@@ -43,7 +42,7 @@ def begin() -> None:
         _say(fault)
         os._exit(1)
     server = Server()
-    serve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(server.serve)
+    serve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_long))(server.serve)
     forget = ctypes.CFUNCTYPE(None, ctypes.c_int)(server.forget)
     _kept.extend([serve, forget])
     server.program.pblasmp_preload_begin(serve, forget)
@@ -84,7 +83,7 @@ class _ArgumentPlaces(NamedTuple):
 
     Attributes:
         function: ``pblasmp.pblas``'s.
-        letters, integers, contexts: of options, of integers, and of those that are contexts.
+        letters, contexts, unused: of options, of integers that are contexts, and of workspaces.
         scalars: of alpha and beta, with what reads them.
         results: of numbers that the routine writes, with their types.
         descriptors: of all.
@@ -96,8 +95,8 @@ class _ArgumentPlaces(NamedTuple):
 
     function: Any
     letters: list[int]
-    integers: list[int]
     contexts: list[int]
+    unused: list[int]
     scalars: list[tuple[int, struct.Struct]]
     results: list[tuple[int, np.dtype]]
     descriptors: list[int]
@@ -113,25 +112,26 @@ class _ArgumentPlaces(NamedTuple):
         real = np.empty(0, row.dtype).real.dtype
         at = {each: i for i, each in enumerate(row.arguments)}
         for each, i in at.items():
-            if each in ("side", "uplo", "diag") or each.startswith("trans"):
+            kind = row.kind(each)
+            if kind == "letter":
                 form.letters.append(i)
-            elif each in ("alpha", "beta"):
+            elif kind == "scalar":
                 parts = 1 if each in row.real or row.dtype.kind != "c" else 2
                 form.scalars.append((i, struct.Struct("=" + parts * real.char)))
-            elif each in _RESULTS:
+            elif kind == "result":
                 integral = each in ("indx", "info")
                 form.results.append((i, _INTEGER if integral else real if each in _REAL else row.dtype))
-            elif each.startswith("desc"):
+            elif kind == "descriptor":
                 form.descriptors.append(i)
-            elif each in row.matrices:
+            elif kind == "array":
                 form.arrays.append((i, at[f"desc{each}"]))
-            elif each in row.beside:
+            elif kind == "beside":
                 dtype = _INTEGER if each == "ipiv" else row.dtype
                 form.beside.append((i, at["desca"], row.beside[each], dtype))
+            elif kind == "unused":
+                form.unused.append(i)
             elif each == "ictxt":
                 form.contexts.append(i)
-            elif each not in _UNUSED:
-                form.integers.append(i)
         return form
 
 
@@ -146,16 +146,17 @@ class Server:
         self.grids: dict[int, int] = {}
         self._shared: dict[Any, int] = {}  # pblasmp's contexts, by processes and shape
         self._closed: set[Any] = set()  # those of these that have been closed before
+        self._frozen = False  # what the garbage collector need not look through
         self.names = list(ROWS)
         self._forms: dict[int, _ArgumentPlaces] = {}
-        self._known: dict[Any, tuple[list[int], int]] = {}  # pblasmp's descriptor, and its local elements
+        self._known: dict[Any, tuple[list[int], int, int, int]] = {}  # what ``_descriptor`` returns
 
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid.
 
         Args:
             routine: its number, counted from 0 in the order of ``ROWS``.
-            arguments: their addresses, as Fortran passes them.
+            arguments: letters and integers as values, addresses of all others.
         """
         form = self._forms.get(routine)
         name = self.names[routine]
@@ -190,15 +191,15 @@ class Server:
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
 
-    def _values(self, form: _ArgumentPlaces, addresses: list[Any]) -> list[Any]:
-        """Return the arguments as ``pblasmp.pblas`` takes them."""
-        values: list[Any] = [None] * len(addresses)
+    def _values(self, form: _ArgumentPlaces, values: list[Any]) -> list[Any]:
+        """Return the arguments as ``pblasmp.pblas`` takes them, in the place of what C has passed."""
+        addresses = values.copy()
         for i in form.letters:
-            values[i] = _memory[addresses[i] - _FIRST].decode("latin-1")
-        for i in form.integers:
-            values[i] = _read_integer(_memory, addresses[i] - _FIRST)[0]
+            values[i] = chr(addresses[i])
         for i in form.contexts:
-            values[i] = self._grid_of(_read_integer(_memory, addresses[i] - _FIRST)[0])
+            values[i] = self._grid_of(addresses[i])
+        for i in form.unused:
+            values[i] = None
         for i, numbers in form.scalars:
             found = numbers.unpack_from(_memory, addresses[i] - _FIRST)
             values[i] = complex(*found) if len(found) == 2 else found[0]
@@ -206,15 +207,15 @@ class Server:
             values[i] = _array(addresses[i], 1, dtype)
         counts = {}
         for i in form.descriptors:
-            values[i], counts[i] = self._descriptor(addresses[i], of_c=form.of_c)
+            values[i], *counts[i] = self._descriptor(addresses[i], of_c=form.of_c)
         for i, of in form.arrays:
-            values[i] = _array(addresses[i], counts[of], form.dtype)
+            values[i] = _array(addresses[i], counts[of][2], form.dtype)
         for i, of, axis, dtype in form.beside:
-            values[i] = _array(addresses[i], _extent(values[of], axis), dtype)
+            values[i] = _array(addresses[i], counts[of][axis], dtype)
         return values
 
-    def _descriptor(self, address: int, *, of_c: bool) -> tuple[list[int], int]:
-        """Return a descriptor with pblasmp's context, and how many elements its local array has.
+    def _descriptor(self, address: int, *, of_c: bool) -> tuple[list[int], int, int, int]:
+        """Return a descriptor with pblasmp's context; rows, columns and elements of its local array.
 
         Collective over the grid, the first time.
         """
@@ -226,7 +227,8 @@ class Server:
             desc[1] = self._grid_of(desc[1])
             if of_c:  # ScaLAPACK does not read DTYPE_ here, and takes 0 for LLD_ where there is no element
                 desc[0], desc[-1] = 1, max(1, desc[-1])
-            found = desc, max(0, desc[-1]) * _extent(desc, 1)
+            rows, cols = _extent(desc, 0), _extent(desc, 1)
+            found = desc, rows, cols, max(0, desc[-1]) * cols
             if desc[1] != -1:  # else there may be a grid later
                 if len(self._known) >= _KNOWN:
                     self._known.clear()
@@ -256,6 +258,9 @@ class Server:
         key = nprow, npcol, ranks if MPI.UNDEFINED not in ranks else context
         if key not in self._shared:
             self._shared[key] = pblas.gridinit(comm, "Row", nprow, npcol, engine=self.engine)
+            if not self._frozen:  # by now all has been imported, and stays: to look through it takes 10 ms
+                gc.freeze()
+                self._frozen = True
         self.grids[context] = self._shared[key]
         self.program.pblasmp_preload_grid(ctypes.c_long(time.perf_counter_ns() - since))
         return self.grids[context]
@@ -270,10 +275,11 @@ class Server:
 
 def _extent(desc: list[int], axis: int) -> int:
     """Return the local rows or columns; 0 if the descriptor is illegal, which pblasmp finds."""
-    shape, here = pblas.gridinfo(desc[1])[:2], pblas.gridinfo(desc[1])[2:]
+    info = pblas.gridinfo(desc[1])
+    nprocs, mine = info[axis], info[2 + axis]
     n, block, first = desc[2 + axis], desc[-5 + axis], desc[-3 + axis]
-    legal = n > 0 and block > 0 and 0 <= first < shape[axis]
-    return pblas.numroc(n, block, here[axis], first, shape[axis]) if legal else 0
+    legal = n > 0 and block > 0 and 0 <= first < nprocs
+    return pblas.numroc(n, block, mine, first, nprocs) if legal else 0
 
 
 def _array(address: int | None, count: int, dtype: np.dtype) -> np.ndarray:

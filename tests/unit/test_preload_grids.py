@@ -14,6 +14,7 @@ def serving(calls, ranks):
     """A server of a program whose contexts have 2 x 1 processes, and what it calls."""
     server = object.__new__(serve.Server)
     server.grids, server._shared, server._known, server._closed = {}, {}, {}, set()
+    server._frozen = False
     server.engine = "host"
     undefined = -32766
     server.mpi = SimpleNamespace(
@@ -35,7 +36,8 @@ def serving(calls, ranks):
         return number
 
     pblas = SimpleNamespace(gridinit=gridinit, gridexit=lambda number: calls.append(("close", number)))
-    return server, mock.patch.multiple(serve, pblas=pblas, world_ranks=lambda _: ranks)
+    collector = SimpleNamespace(freeze=lambda: calls.append("freeze"))
+    return server, mock.patch.multiple(serve, pblas=pblas, world_ranks=lambda _: ranks, gc=collector)
 
 
 def test_grids_that_are_made_again_and_again_are_kept():
@@ -45,13 +47,13 @@ def test_grids_that_are_made_again_and_again_are_kept():
         for context in (1, 2, 3, 4):  # the program frees each before it makes the next
             server._grid_of(context)
             server.forget(context)
-        assert calls == [("make", 100), ("close", 100), ("make", 101)]
+        assert calls == [("make", 100), "freeze", ("close", 100), ("make", 101)]
         server._grid_of(5)
         server._grid_of(6)
         server.forget(5)
         assert server.grids == {6: 101}
         server.forget(-1)
-        assert calls[3:] == [("close", 101)]
+        assert calls[4:] == [("close", 101)]
 
 
 def test_grids_whose_processes_are_unknown_are_closed():
@@ -61,4 +63,5 @@ def test_grids_whose_processes_are_unknown_are_closed():
         for _ in range(3):  # BLACS gives the number again, perhaps to other processes
             server._grid_of(7)
             server.forget(7)
+    assert calls.pop(1) == "freeze"  # what is there then for good, and nothing that a later grid leaves
     assert [what for what, _ in calls] == ["make", "close"] * 3

@@ -16,9 +16,11 @@ from .asked import (
     Pattern,
     alias,
     host_address,
+    pattern,
     pattern_of,
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern_of",
+    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern",
+    "pattern_of",
 ]  # fmt: skip

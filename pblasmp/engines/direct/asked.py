@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..._core import MATRIX
 from ...dtypes import element_type
-from ...layout import MatrixDescriptor, Trapezoid
+from ...layout import Grid, MatrixDescriptor, Trapezoid
 from .spans import Axes
 
 _LARGEST = 2**31 - 1  # BLAS's integers
@@ -142,18 +142,26 @@ Part = tuple[Held, int, int, int, int, bool]
 def pattern_of(descriptor: MatrixDescriptor, rank: int) -> Pattern | None:
     """Return what is known of a layout on this rank; None if BLAS lacks the type or an integer is too large. Local."""
     d = descriptor
-    shape, block, grid, source, lead, ld, dtype = d.shape, d.block, d.grid, d.source, d.lead, d.ld, d.dtype
+    coords = d.grid.coords(rank) if rank < d.grid.size else (-1, -1)
+    return pattern(d.shape, d.block, d.grid, d.source, coords, d.dtype, d.order, d.lead, d.ld or 0)
+
+
+def pattern(
+    shape: Pair, block: Pair, grid: Grid, source: Pair, coords: Pair, dtype: np.dtype, order: str = "F",
+    lead: Pair = (0, 0), ld: int = 0,
+) -> Pattern | None:  # fmt: skip
+    """Return what ``pattern_of`` does, of legal integers; ``coords``: this rank's on the grid. Local."""
     letter = element_type(dtype).blas
     if not letter or max(*shape, *block) > _LARGEST:
         return None
     nprow, npcol = grid.shape
-    row, col = grid.coords(rank) if rank < grid.size else (-1, -1)
     numbering = "" if 1 in grid.shape else grid.order
-    entries = _ENTRIES.pack(*shape, *block, nprow, npcol, *source, *lead, ld or 0)
-    digest = hashlib.blake2b(entries + f"{letter}{d.order}{numbering}".encode(), digest_size=8).digest()
+    entries = _ENTRIES.pack(*shape, *block, nprow, npcol, *source, *lead, ld)
+    digest = hashlib.blake2b(entries + f"{letter}{order}{numbering}".encode(), digest_size=8).digest()
+    rows, cols = (Axes(block[i], grid.shape[i], source[i], lead[i], coords[i]) for i in (0, 1))
     return Pattern(
-        Axes(block[0], nprow, source[0], lead[0], row), Axes(block[1], npcol, source[1], lead[1], col),
-        (nprow, npcol, numbering), grid.size, d.order == "F", letter, dtype, dtype.itemsize, dtype.kind == "c", digest,
+        rows, cols, (nprow, npcol, numbering), grid.size, order == "F", letter, dtype, dtype.itemsize,
+        dtype.kind == "c", digest,
     )  # fmt: skip
 
 

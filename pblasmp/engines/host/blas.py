@@ -87,6 +87,7 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., Any]
     return prototype(address(library, letter, routine))
 
 
+@functools.cache
 def address(library: str, letter: str, routine: str) -> int:
     """Return where a Fortran routine of a local BLAS or of its LAPACK is; raises as ``load`` does. Local."""
     if library == "mkl":

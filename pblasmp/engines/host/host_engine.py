@@ -79,6 +79,7 @@ class HostEngine(Engine):
         with Agreement(comm, "HostEngine"):
             self._library = blas.library_name()
             blas.load(self._library, "d")  # now, so that its threads can be limited
+            blas.address(self._library, "d", "potrf")  # and LAPACK, so that a first call need not
         locations = comm.locations()
         shares = {
             rank: share
