@@ -58,6 +58,12 @@ def places(d: MatrixDescriptor) -> dict[tuple[int, int], tuple[int, int, int]]:
     }
 
 
+def owners(d: MatrixDescriptor) -> list[list[int]]:
+    """Return the rank that owns each element, row by row."""
+    ranks, cols = number(d.grid), deal(d.cols)
+    return [[ranks[prow, pcol] for pcol, _ in cols] for prow, _ in deal(d.rows)]
+
+
 def owned(axis: Axis, process: int) -> list[int]:
     """Return the indices of ``process``, ascending."""
     return [i for i, (p, _) in enumerate(deal(axis)) if p == process]

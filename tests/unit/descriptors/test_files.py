@@ -227,9 +227,9 @@ def test_grid_files(write):
 
 def test_kinds_of_shipped_files():
     with pytest.raises(
-        pb.ArgumentError, match="one of 'problems', 'grids', 'models', 'machines', got 'golden'"
+        pb.ArgumentError, match="one of 'problems', 'grids', 'models', 'machines', got 'invalid'"
     ):
-        files.find("golden")
+        files.find("invalid")
 
 
 def test_root_is_in_the_package_once_installed(tmp_path, monkeypatch):

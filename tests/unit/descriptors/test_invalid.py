@@ -6,7 +6,7 @@ from __future__ import annotations
 import pblasmp
 from pblasmp.problems import files
 from pblasmp.problems.schema import problem_faults
-from tests.helpers.golden import invalid_files, read
+from tests.helpers.edits import invalid_files, read
 
 INVALID = invalid_files()
 

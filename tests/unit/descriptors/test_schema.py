@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 
 from pblasmp.problems import files
 from pblasmp.problems.schema import GridTable, json_schemas, problem_faults, table_faults
-from tests.helpers.edits import edited
-from tests.helpers.golden import invalid_files, read
+from tests.helpers.edits import edited, invalid_files, read
 
 SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
