@@ -292,19 +292,6 @@ def test_panels():
     assert machine(ranks=[former]) == machine()
 
 
-def test_factorizations_wait_for_panels():
-    """What panels take one after the other, if that is more than a rank computes; and both bands."""
-    node = {**NODE, "columns": {"getrf": 1.0}, "cholesky": {}, "calls": {"lu": 0.0}}
-    del node["cholesky"]
-    square = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid(1, 4), order="F")
-    lu = pb.FactorProblem("lu", a=square, c=square)
-    with mock.patch.multiple(HostOperations, factor_width=32, factor_alone=16):
-        found = pb.predict(lu, machine(ranks=[node]))
-        fast = pb.predict(lu, machine(ranks=[{**node, "columns": {}}]))
-    assert found.seconds - fast.seconds == pytest.approx(256, rel=0.05)  # not a quarter of it
-    assert (found.low, found.high) == (found.seconds * 0.5, found.seconds * 2)
-
-
 def test_what_does_not_fit_is_not_counted():
     """A factorization whose matrices are larger than the memory: at once, with the time of its operations."""
     with mock.patch("pblasmp.costs.predict.traffic", side_effect=AssertionError("it was counted")):

@@ -31,7 +31,6 @@ def made(shape, block, grid, **more):
     return files.ProblemFile(files.root() / "made.toml", "made", "", problem, parents, windows, 1.0, 0.0)
 
 
-TWELVE = made(14, 2, pb.Grid(3, 4, "col"))
 LARGE = made(10_000, 256, pb.Grid(2, 3))
 HUGE = made(10**9, 128, pb.Grid(1000, 1000))
 FAULTY = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
@@ -145,11 +144,6 @@ def test_terminal_draws_huge_matrices_at_once():
     assert time.perf_counter() - before < 5
     assert "999999   999936 × 999936" in text
     assert len(text.splitlines()) < 150
-
-
-def test_terminal_marks_two_digit_ranks():
-    assert "9  9  0  0  3  3" in terminal(TWELVE)
-    assert "10 10 1  1  4  4" in terminal(TWELVE)
 
 
 @pytest.mark.parametrize(

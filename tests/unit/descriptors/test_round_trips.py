@@ -99,14 +99,6 @@ def test_factorizations_with_faults(change, faults):
     assert files.check(io.StringIO(problem.to_toml())) == problem.faults()
 
 
-def test_shipped_problems(subtests):
-    for name, problem in PROBLEMS.items():
-        with subtests.test(name):
-            there_and_back(problem, "problem")
-            there_and_back(problem.T, "problem")
-            assert pb.load_problem(name) == problem
-
-
 @settings(max_examples=draws(30, long=100))
 @given(
     descriptors(), descriptors(), descriptors(), st.none() | descriptors(),
@@ -223,23 +215,6 @@ def test_products_of_8_bits():
     there_and_back(p, "problem")
     short = {"m": 32, "n": 16, "k": 48, "grid": "2x2", "block": 16, "ops": "NT", "dtype": "float8_e4m3fn"}
     assert pb.MatmulProblem.from_dict(short) == p
-
-
-def test_titles():
-    p = PROBLEMS["grid-2x2"]
-    for title in ('"quoted" \\ and\ttabbed', "× ü \x7f \x01", "two\nlines"):
-        text = p.to_toml(title)
-        assert tomllib.loads(text)["title"] == title
-        assert files.load_problem_file(io.StringIO(text)).title == title
-    assert tomllib.loads(p.to_toml())["title"] == str(p)
-
-
-@pytest.mark.parametrize("grid", ["7x9", [7, 9], (7, 9), {"nprow": 7, "npcol": 9}, "7x9-row"], ids=repr)
-def test_ways_to_say_a_grid(grid):
-    data = {"m": 10, "n": 11, "k": 12, "block": 3, "grid": grid}
-    assert pb.MatmulProblem.from_dict(data) == pb.MatmulProblem.gemm(10, 11, 12, pb.Grid(7, 9), 3)
-    data["a"] = {"grid": grid, "block": 3}
-    assert pb.MatmulProblem.from_dict(data).a.grid == pb.Grid(7, 9)
 
 
 def test_ways_to_say_a_block():

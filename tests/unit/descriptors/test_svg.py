@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
 import subprocess
 import sys
@@ -140,19 +139,6 @@ def test_tensor_parallel_products(form, outputs_first):
     with pytest.raises(pb.LayoutError, match=r"draw: .* has no picture: (tokens|inputs) are .* expected"):
         pb.draw(uneven)
     assert uneven._repr_html_() is None
-
-
-def test_blocks_do_not_overlap():
-    found = boxes(pb.draw(pb.load_problem("ragged-2x3-sources")))
-    for i, (*_, (x, y, width, height)) in enumerate(found):
-        for *_, (u, v, wide, high) in found[i + 1 :]:
-            apart = (
-                u >= x + width - 0.11
-                or x >= u + wide - 0.11
-                or v >= y + height - 0.11
-                or y >= v + high - 0.11
-            )
-            assert apart
 
 
 def test_sub_matrices_begin_inside_a_block():
@@ -318,26 +304,3 @@ def test_a_file_that_is_not_legal_says_why():
     said = texts(pb.draw(files.load_problem_file(files.root() / "invalid" / "many-faults.toml")))
     assert "Not legal:" in said
     assert sum(text.startswith("•") for text in said) == 6
-
-
-def test_files_of_routines():
-    file = files.load_any_file(io.StringIO(ROUTINE))
-    said = texts(pb.draw(file))
-    assert said[0] == "A triangle"
-    options = "m = 6, n = 4, k = 6; trsm, side=L, uplo=U, op_a=N, diag=N"
-    assert f"op(A) D = alpha B, or D op(A) = alpha B    {options}" in said
-    assert "polygon" in pb.draw(file).svg  # the triangle of A that is not read is faded
-    edges, _ = outlines(pb.draw(file))
-    assert len(edges) == 1
-
-
-ROUTINE = """
-title = "A triangle"
-routine = "trsm"
-uplo = "U"
-grid = "2x2"
-block = 2
-a = { shape = [6, 6] }
-b = { shape = [6, 4] }
-d = { shape = [9, 4], window = [[2, 8], [0, 4]] }
-"""

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import copy
 import itertools
-import pickle
-from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -156,16 +153,6 @@ def test_what_is_out_of_range_is_refused(call, message):
     with pytest.raises(ArgumentError) as error:
         call(Axis(10, 2, 0, 3))
     assert str(error.value) == message
-
-
-def test_an_axis_is_a_value():
-    axis = Axis(np.int64(10), np.int32(2), np.uint8(1), 3)
-    assert type(axis.extent) is type(axis.block) is type(axis.source) is int
-    assert axis == Axis(10, 2, 1, 3)
-    assert hash(axis) == hash(Axis(10, 2, 1, 3))
-    assert pickle.loads(pickle.dumps(axis)) == copy.deepcopy(axis) == axis
-    with pytest.raises(FrozenInstanceError):
-        axis.extent = 3
 
 
 @few

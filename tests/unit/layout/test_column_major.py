@@ -97,54 +97,6 @@ def test_every_mix_of_orders(layout, ops, dtype):
             assert np.array_equal(multiply(p, a, b, c), expected), (orders, ld)
 
 
-@pytest.mark.parametrize("orders", ORDERS)
-def test_the_form_obeys_the_column_major_rules(orders, subtests):
-    """Block rules of cublasMpMatmul by op, and what is asked of BLAS."""
-    for op_a, op_b in PRODUCTS:
-        with subtests.test(op_a=op_a, op_b=op_b):
-            for layout, dtype in itertools.product(LAYOUTS, ("float64", "complex128")):
-                form = problem(layout, op_a, op_b, orders, dtype).column_major()
-                (mba, nba), (mbb, nbb), (mbd, nbd) = form.a.block, form.b.block, form.d.block
-                ops = (form.op_a + form.op_b).replace("C", "T")
-                assert {"NN": nba == mbb, "NT": nba == nbb, "TN": mba == mbb, "TT": mba == nbb}[ops]
-                assert mbd == (mba if form.op_a == "N" else nba)
-                assert nbd == (nbb if form.op_b == "N" else mbb)
-                assert (form.conj_a, form.conj_b) == (False, False) or dtype == "complex128"
-                for conj, op in ((form.conj_a, form.op_a), (form.conj_b, form.op_b)):
-                    assert op == "N" or not conj
-                assert form.swapped == (orders[2] == "C")
-                assert form.copy_c == (orders[3] not in ("-", orders[2]))
-                if form.c is not None:
-                    assert form.c.same_places(form.d)
-                MatmulProblem(form.a, form.b, form.d, form.op_a, form.op_b, form.c).validate()
-
-
-def test_what_is_column_major_already_stays_as_it_is():
-    p = problem("2x3, ragged blocks", "T", "C", "FFFF", "complex64")
-    form = p.column_major()
-    assert (form.a, form.b, form.d, form.c) == (p.a, p.b, p.d, p.c)
-    assert (form.op_a, form.op_b) == ("T", "C")
-    assert not any((form.swapped, form.conj_a, form.conj_b, form.copy_c))
-
-
-def test_row_major_weights_make_the_product_that_gpus_like_best():
-    """Y = X W^T in C order, as torch.nn has it, is TN with A = W and B = X."""
-    p = problem("2x3, ragged blocks", "N", "T", "CCC-", "float32")
-    form = p.column_major()
-    assert (form.a, form.b, form.d) == (p.b.T, p.a.T, p.d.T)
-    assert (form.op_a, form.op_b) == ("T", "N")
-    assert form.swapped
-
-
-def test_conjugation_without_transposition_is_only_ever_asked_of_complex_types():
-    def conj(dtype):
-        form = problem("one rank", "C", "N", "CFF-", dtype).column_major()
-        return form.op_a, form.conj_a, form.conj_b
-
-    assert conj("complex64") == ("N", True, False)
-    assert conj("float32") == ("N", False, False)
-
-
 @pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
 @pytest.mark.parametrize("orders", ["FFF-", "CCCC", "CFFC", "FCCF"])
 def test_the_transposed_problem_is_the_same_product(op_a, op_b, orders):

@@ -6,7 +6,6 @@ import pickle
 import tracemalloc
 from dataclasses import FrozenInstanceError, replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -196,16 +195,6 @@ def test_a_huge_matrix_answers_at_once():
     assert d.nbytes == 8 * n * n
 
 
-def test_index_arrays_of_a_huge_matrix_are_as_large_as_they_must_be():
-    d = MatrixDescriptor((10**9, 10**9), (96, 80), Grid(1000, 1000))
-    tracemalloc.start()
-    rows, cols = d.global_indices(999)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert (len(rows), len(cols)) == d.local_shape(999)
-    assert peak < 4 * (rows.nbytes + cols.nbytes)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -305,41 +294,11 @@ def test_a_descriptor_is_a_value(name):
         d.shape = (1, 1)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"shape": (11, 20)},
-        {"block": (3, 5)},
-        {"grid": Grid(2, 2, "col")},
-        {"source": (1, 1)},
-        {"dtype": "float32"},
-        {"order": "F"},
-        {"lead": (1, 0)},
-        {"ld": 50},
-    ],
-)
-def test_every_field_tells_descriptors_apart(changes):
-    d = MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))
-    assert replace(d, **changes) != d
-
-
-def test_one_way_to_say_grids_and_blocks():
-    d = MatrixDescriptor((10, 20), (4, 4), Grid(2, 3))
-    assert MatrixDescriptor((10, 20), 4, "2x3") == MatrixDescriptor((10, 20), 4, (2, 3)) == d
-    assert MatrixDescriptor((10, 20), 4, "2x3-col").grid == Grid(2, 3, "col")
-
-
 @few
 @given(descriptors())
 def test_repr_makes_an_equal_one(d):
     assert eval(repr(d)) == d
     assert "\n" not in repr(d)
-
-
-def test_defaults():
-    d = MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))
-    assert (d.source, d.dtype, d.order, d.lead, d.ld) == ((0, 0), np.float64, "C", (0, 0), None)
-    assert MatrixDescriptor((1, 1), (1, 1), Grid(1, 1), dtype=ml_dtypes.bfloat16).nbytes == 2
 
 
 def test_text():

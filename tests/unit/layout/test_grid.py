@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import copy
-import pickle
-from dataclasses import FrozenInstanceError
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,11 +18,6 @@ def test_ranks_and_coordinates(grid):
     for (prow, pcol), rank in cells.items():
         assert grid.rank(prow, pcol) == rank
         assert grid.coords(rank) == (prow, pcol)
-
-
-def test_the_two_rank_orders():
-    assert [Grid(2, 3).coords(r) for r in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    assert [Grid(2, 3, "col").coords(r) for r in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 @given(grids)
@@ -86,15 +77,6 @@ def test_what_is_out_of_range_is_refused(call, message):
 def test_a_grid_has_ranks():
     with pytest.raises(LayoutError, match=r"^nranks: expected at least 1, got 0$"):
         Grid.squarest(0)
-
-
-def test_a_grid_is_a_value():
-    grid = Grid(2, 3)
-    assert grid == Grid(2, 3, "row") != Grid(2, 3, "col")
-    assert len({grid, Grid(2, 3), Grid(3, 2)}) == 2
-    assert pickle.loads(pickle.dumps(grid)) == copy.deepcopy(grid) == grid
-    with pytest.raises(FrozenInstanceError):
-        grid.nprow = 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
 from pblasmp.layout.intersection import (
     Piece,
-    Stretch,
     common_counts,
     copy,
     copy_all,
@@ -47,15 +46,6 @@ def test_common_finds_every_index_that_two_processes_share_once(two):
             assert extent(found) == len(positions(found))
 
 
-@few
-@given(st.integers(100, 400), st.data())
-def test_common_of_many_rounds(n, data):
-    src, dst = (Axis(n, data.draw(st.integers(1, 9)), 0, data.draw(st.integers(1, 4))) for _ in range(2))
-    for p in range(src.nprocs):
-        for q in range(dst.nprocs):
-            assert sorted(positions(intersect(src, p, dst, q))) == expected(src, p, dst, q)
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "most"),
     [
@@ -72,12 +62,6 @@ def test_regular_runs_make_few_stretches(src, dst, most):
     """Each costs a copy from Python, so their number must not grow with the matrix."""
     counts = [len(intersect(src, p, dst, q)) for p in range(src.nprocs) for q in range(dst.nprocs)]
     assert 0 < max(counts) <= most
-
-
-def test_blocks_that_lie_end_to_end_on_both_sides_are_one_run():
-    axis = Axis(1000, 7, 1, 3, lead=2)
-    for p in range(3):
-        assert intersect(axis, p, axis, p) == (Stretch(1, axis.count(p), 0, 0, 0, 0),)
 
 
 def test_layouts_whose_rounds_have_no_small_common_multiple():
@@ -184,19 +168,6 @@ def test_a_contiguous_piece_is_its_own_message(two, order):
             assert np.array_equal(to[other], there[other])
 
 
-def test_the_whole_of_a_tight_array_is_contiguous():
-    d = MatrixDescriptor((10, 12), (2, 3), Grid(2, 2))
-    array = np.zeros(d.local_shape(0))
-    rows, cols = intersect(d.rows, 0, d.rows, 0), intersect(d.cols, 0, d.cols, 0)
-    for order, contiguous in (("C", array), ("F", array.T.copy().T)):
-        for source in (True, False):
-            region = Piece(rows, cols).region(contiguous, order, source=source)
-            assert region is not None
-            assert region.shape == array.shape
-            assert np.shares_memory(region, contiguous)
-            assert Piece(rows, cols).region(contiguous, "CF"[order == "C"], source=source) is None
-
-
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_runs_with_gaps_are_not_contiguous(blocks):
     """One process gets every second block of another one: there they are apart, here they are side by side."""
@@ -209,15 +180,6 @@ def test_runs_with_gaps_are_not_contiguous(blocks):
     ):
         assert piece.region(there, order, source=True) is None
         assert piece.region(here, order, source=False) is not None
-
-
-def test_the_transposed_piece():
-    src = MatrixDescriptor((7, 9), (2, 3), Grid(2, 1))
-    dst = MatrixDescriptor((7, 9), (3, 2), Grid(1, 3))
-    of, to = write(empty(src), src, numbered(src)), empty(dst)
-    for rank, other, piece in pieces(src, dst):
-        copy(views(to, dst)[other].T, views(of, src)[rank].T, piece.T)
-    assert np.array_equal(read(to, dst), numbered(src))
 
 
 @pytest.mark.parametrize("shape", [(300, 270), (128, 129), (1, 500), (5, 1000)])

@@ -78,19 +78,6 @@ def test_column_major_form_is_the_same_routine(routine, dtype):
     assert seen >= 2 * 16
 
 
-def test_dense_reads_what_it_says():
-    """The referee itself: NaN where nothing may be read leaves the written part finite."""
-    for routine in ROUTINES:
-        for flags in legal_flags(routine, "complex128"):
-            sizes = shapes(routine, flags, M, N, K)
-            values = {name: np.ones(sizes[name], complex) for name in ROUTINES[routine].operands}
-            values["a"][~touched(routine, "a", flags, sizes["a"])] = np.nan
-            if "c" in values:
-                values["c"][~touched(routine, "c", flags, sizes["c"])] = np.nan
-            out = dense(routine, values, flags, 1, 1)
-            assert np.isfinite(out[touched(routine, "d", flags, sizes["d"])]).all()
-
-
 def square(order=6, dtype="float64", grid=None, **more):
     return pb.MatrixDescriptor((order, order), (2, 2), grid or pb.Grid(1, 1), dtype=dtype, **more)
 
@@ -196,11 +183,6 @@ def test_what_is_touched(routine):
             assert np.array_equal(found, expected), (name, flags)
 
 
-def test_as_text():
-    text = str(pb.Level3Problem("syrk", B, A, op_a="N", uplo="U"))
-    assert text == "float64 syrk uplo=U op_a=N of 6 x 6 x 4 on 1x1 processes in row order"
-
-
 @pytest.mark.parametrize(
     ("shape", "uplo", "diag", "expected"),
     [
@@ -215,18 +197,3 @@ def test_as_text():
 def test_trapezoids_of_trmr2d(shape, uplo, diag, expected):
     mask = Trapezoid.of_shape(shape, uplo, diag).mask(np.arange(shape[0]), np.arange(shape[1]))
     assert ["".join(".x"[int(x)] for x in row) for row in mask] == expected
-
-
-def test_the_table_of_traits():
-    for name, row in ROUTINES.items():
-        assert row.triangular == (name in ("trsm", "trmm"))
-        assert row.solves == (name == "trsm")
-        assert row.hermitian == (name in ("hemm", "herk", "her2k", "herkx"))
-        assert row.swept_twice == (name in ("syr2k", "her2k"))
-        assert row.in_place == ("b" if name in ("trsm", "trmm") else "c")
-        if row.twin:
-            twin = ROUTINES[row.twin]
-            assert twin.twin == name
-            assert twin.hermitian != row.hermitian
-            assert (twin.operands, twin.options, twin.shape) == (row.operands, row.options, row.shape)
-        assert not row.real or row.hermitian

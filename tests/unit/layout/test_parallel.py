@@ -64,28 +64,6 @@ def test_schemes_of_c_ordered_matrices(scheme, expected):
     assert ParallelProblem.of_matmul(replace(p, b=p.b.T, op_b="N")) == replace(expected, transposed="w")
 
 
-@pytest.mark.parametrize("scheme", ["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"])
-def test_schemes_of_f_ordered_matrices_are_the_transposed_products(scheme):
-    p = MAKERS[scheme](8, 12, 20, 2, "T", "N", order="F", dtype="float32")
-    turned = ParallelProblem.of_matmul(p)
-    straight = ParallelProblem.of_matmul(p.T)
-    assert straight.turned is False
-    assert turned == replace(straight, turned=True)
-    rows = {"allgather_matmul": (12, 12), "matmul_reduce_scatter": (6, 6), "matmul_allreduce": (12, 12)}[
-        scheme
-    ]
-    assert (turned.rows, turned.transposed) == (rows, "")
-
-
-def test_conjugated_operands():
-    p = MatmulProblem.matmul_reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="complex64")
-    assert ParallelProblem.of_matmul(p).conjugated == ""
-    assert ParallelProblem.of_matmul(replace(p, op_a="C")).conjugated == "x"
-    assert ParallelProblem.of_matmul(replace(p, op_a="C", op_b="C")).conjugated == "xw"
-    real = MatmulProblem.matmul_reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="float32")
-    assert ParallelProblem.of_matmul(replace(real, op_a="C")).conjugated == ""
-
-
 def test_matrix_products_that_have_no_such_form():
     def why(p):
         found = ParallelProblem.of_matmul(p)
@@ -116,15 +94,6 @@ def test_as_a_scheme_and_back(p, scheme):
     assert ParallelProblem.of_matmul(found) == p
 
 
-def test_a_scheme_keeps_the_types():
-    p = replace(AG, c_dtype=F32, out_dtype=F32).as_scheme()
-    assert p.c == p.d
-    p = replace(
-        RS, dtype=DTYPES["float16"], w_dtype=DTYPES["float16"], out_dtype=DTYPES["float16"]
-    ).as_scheme()
-    assert {x.dtype.name for x in (p.a, p.b, p.d)} == {"float16"}
-
-
 @pytest.mark.parametrize(
     ("p", "words"),
     [
@@ -145,24 +114,6 @@ def test_a_scheme_keeps_the_types():
 )  # fmt: skip
 def test_what_no_scheme_has(p, words):
     assert words in p.as_scheme()
-
-
-def test_as_a_product_of_blocks():
-    """Uneven splits by the rule: blocks of ⌈n/P⌉, the last ones shorter or empty."""
-    p = parallel("allgather_matmul", (2, 2, 1), (4, 4, 4), (3, 3, 1))
-    found = p.as_gemm()
-    assert found.faults() == []
-    assert (found.m, found.n, found.k) == (5, 7, 4)
-    assert [found.a.local_shape(rank) for rank in range(3)] == [(2, 4), (2, 4), (1, 4)]
-    assert [found.b.local_shape(rank) for rank in range(3)] == [(3, 4), (3, 4), (1, 4)]
-    assert [found.d.local_shape(rank) for rank in range(3)] == [(5, 3), (5, 3), (5, 1)]
-    p = parallel("matmul_reduce_scatter", (5,) * 3, (2, 2, 0), (7,) * 3, (2, 2, 1), outputs_first=False)
-    found = p.as_gemm()
-    assert found.faults() == []
-    assert [found.a.local_shape(rank) for rank in range(3)] == [(5, 2), (5, 2), (5, 0)]
-    assert [found.b.local_shape(rank) for rank in range(3)] == [(2, 7), (2, 7), (0, 7)]
-    assert [found.d.local_shape(rank) for rank in range(3)] == [(2, 7), (2, 7), (1, 7)]
-    assert found.b.order == "C"
 
 
 def test_tokens_are_split_between_the_first_indices():

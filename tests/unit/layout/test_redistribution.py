@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from pblasmp.layout import Grid, MatmulProblem
 from pblasmp.layout.problem import nearest_legal
 from tests.helpers.oracle import descriptors
 from tests.helpers.slow import draws
@@ -46,16 +46,6 @@ def test_what_is_legal_stays_as_it_is(p):
     assert nearest_legal(q) == q
     if not p.faults():
         assert q == p
-
-
-def test_only_what_breaks_a_rule_moves():
-    p = MatmulProblem.gemm(40, 30, 20, Grid(2, 3), (4, 5, 6), op_b="T", with_c=True)
-    other = MatrixDescriptor((30, 20), (7, 7), Grid(3, 2), (1, 1), order="F", ld=30)
-    assert nearest_legal(replace(p, b=other)) == replace(p, b=replace(p.b, order="F"))
-    shifted = replace(p.c, source=(1, 0), order="F")
-    assert nearest_legal(replace(p, c=shifted)) == replace(p, c=replace(p.c, order="F"))
-    inside = MatrixDescriptor((44, 30), (4, 5), Grid(2, 3))[3:43, :]
-    assert nearest_legal(replace(p, d=inside)) == p
 
 
 def test_sizes_and_types_are_beyond_moving():

@@ -85,15 +85,6 @@ def test_what_needs_more_than_32_bits_is_refused(huge):
         d.to_scalapack(0)
 
 
-def test_the_largest_32_bit_integers_pass():
-    n = 2**31 - 1
-    d = MatrixDescriptor((n, n), (n, n), Grid(2, 2), order="F")
-    assert d.to_scalapack(0).tolist() == [1, 0, n, n, n, n, 0, 0, n]
-    assert d.to_scalapack(3).tolist() == [1, 0, n, n, n, n, 0, 0, 1]
-    with pytest.raises(LayoutError, match="32-bit"):
-        d.to_scalapack(0, context=2**31)
-
-
 @pytest.mark.parametrize(
     ("desc", "message"),
     [

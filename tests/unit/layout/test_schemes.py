@@ -81,52 +81,6 @@ def test_the_table_in_c_order(scheme, ops, subtests):
             p.validate()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "sizes", "a", "b", "d"),
-    [
-        (AG, (8, 4, 2), ((2, 8), (2, 2)), ((2, 4), (2, 1)), ((8, 4), (2, 4))),
-        (RS, (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 4), (2, 1))),
-        (AR, (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 16), (2, 4))),
-    ],
-)
-def test_the_worked_examples_of_nvidia(scheme, sizes, a, b, d):
-    """Global and local shapes on 4 ranks, TN."""
-    p = MAKERS[scheme](*sizes, 4, order="F", dtype="float32")
-    assert (p.op_a, p.op_b, p.d.dtype.name) == ("T", "N", "float32")
-    for x, (shape, local) in ((p.a, a), (p.b, b), (p.d, d)):
-        assert x.shape == shape
-        assert [x.local_shape(rank) for rank in range(4)] == [local] * 4
-    p.validate()
-
-
-@pytest.mark.parametrize("build", MAKERS.values(), ids=MAKERS)
-def test_the_default_ops_are_one_product_of_the_same_memory_in_either_order(build):
-    """TN in F order, NT in C order, which every scheme has; one op that is given leaves the other."""
-    fortran, c = build(8, 12, 20, 4, order="F"), build(12, 8, 20, 4)
-    assert (c.op_a, c.op_b) == ("N", "T")
-    assert fortran == c.T
-    c.validate()
-    assert build(8, 12, 20, 4, order="C", op_b="T") == build(8, 12, 20, 4, order="C")
-    assert build(8, 12, 20, 4, "T", order="F") == fortran
-
-
-@pytest.mark.parametrize(
-    ("scheme", "x", "w", "y"),
-    [
-        (AG, (2, 20), (3, 20), (8, 3)),
-        (RS, (8, 5), (12, 5), (2, 12)),
-        (AR, (8, 5), (12, 5), (8, 12)),
-    ],
-)
-def test_what_a_layer_of_torch_holds(scheme, x, w, y):
-    """Y[8, 12] = X[8, 20] W[12, 20]^T in C order on 4 ranks, as local arrays."""
-    p = MAKERS[scheme](8, 12, 20, 4, "N", "T", order="C", dtype="bfloat16")
-    assert [operand.local_shape(3) for operand in (p.a, p.b, p.d)] == [x, w, y]
-    assert {operand.dtype.name for operand in (p.a, p.b, p.d)} == {"bfloat16"}
-    form = p.column_major()
-    assert (form.op_a, form.op_b) == ("T", "N")
-
-
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_operands_may_be_in_the_other_memory_order(scheme, ops, order):
@@ -141,22 +95,6 @@ def test_operands_may_be_in_the_other_memory_order(scheme, ops, order):
         assert q.faults() == []
         before, after = p.column_major(), q.column_major()
         assert after == before, flips
-
-
-@pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_conjugation_counts_as_transposition(scheme, ops, order):
-    ops = (ops if order == "F" else ops[::-1]).replace("T", "C")
-    MAKERS[scheme](8, 12, 20, 4, *ops, dtype="complex64", order=order).validate()
-
-
-@pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_empty_products(scheme, ops, subtests):
-    for sizes in ((0, 12, 20), (8, 0, 20), (8, 12, 0), (0, 0, 0)):
-        with subtests.test(sizes=sizes):
-            p = MAKERS[scheme](*sizes, 4, *ops, order="F", dtype="float32")
-            assert (p.m, p.n, p.k) == sizes
-            p.validate()
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -181,15 +119,6 @@ def test_what_is_sharded_must_divide(scheme, sharded, order):
             MAKERS[scheme](
                 *(sizes | {name: nearest}).values(), 4, *ops, order=order, dtype="float32"
             ).validate()
-
-
-def test_every_extent_that_does_not_divide_is_named():
-    with pytest.raises(LayoutError) as error:
-        MatmulProblem.allgather_matmul(9, 3, 5, 4, order="F", dtype="float32")
-    assert str(error.value) == (
-        "scheme 'allgather_matmul': m = 9 must be divisible by 4 ranks (nearest: 8 or 12); "
-        "scheme 'allgather_matmul': n = 3 must be divisible by 4 ranks (nearest: 4)"
-    )
 
 
 @pytest.mark.parametrize("ops", ["NN", "NT", "TT", "NC", "CC"])
