@@ -78,7 +78,7 @@ class ParallelProblem(Problem):
     def __post_init__(self) -> None:
         if not one_of(self.form, FORMS):
             raise ArgumentError(f"form: expected one of {', '.join(FORMS)}, got {short_repr(self.form)}")
-        for name in ("transposed", "conjugated"):
+        for name in ("transposed", "conjugated") if not self.transposed == self.conjugated == "" else ():
             if not one_of(getattr(self, name), ("", "x", "w", "xw")):
                 given = short_repr(getattr(self, name))
                 raise ArgumentError(f"{name}: expected '', 'x', 'w' or 'xw', got {given}")
@@ -87,6 +87,14 @@ class ParallelProblem(Problem):
     def size(self) -> int:
         """Number of ranks."""
         return len(self.tokens)
+
+    @property
+    def apart_from_tokens(self) -> tuple[object, ...]:
+        """What products have in common that differ in nothing but how many tokens there are."""
+        return (
+            self.form, self.inputs, self.outputs, self.dtype, self.w_dtype, self.out_dtype, self.c_dtype,
+            self.outputs_first, self.return_gathered, self.row_bytes, self.turned, self.transposed, self.conjugated,
+        )  # fmt: skip
 
     @property
     def gathers(self) -> bool:
@@ -166,7 +174,7 @@ class ParallelProblem(Problem):
 
     def _rows_of(self, tokens: tuple[int, ...], inner: int) -> tuple[int, ...]:
         if self.form != "matmul_reduce_scatter":
-            return (sum(tokens),) * self.size if self.gathers else tokens
+            return (sum(tokens),) * len(tokens) if self.gathers else tokens
         return tuple([inner * n for n in even_counts(tokens[0] // inner, self.size)])
 
     def with_tokens(self, first: int, inner: int) -> ParallelProblem:

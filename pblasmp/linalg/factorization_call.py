@@ -249,7 +249,7 @@ class FactorizationCall(UserCall[T]):
         self.again(remembered)
         return ()
 
-    def placed(self) -> Operands:
+    def placed(self, product: Product) -> Operands:  # noqa: ARG002
         """Return the local arrays. Local."""
         return self.operands()
 

@@ -7,7 +7,7 @@ Products, routines of levels 1 to 3, factorizations and tensor-parallel products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -53,13 +53,15 @@ def _run_anew(call: UserCall[Result], signature: Hashable, voted: bool) -> Resul
         call.number = ctx.calls.remember(signature, call.remembered())
     key = call.key(repeats)
     plan: Plan[Result] | None = None if key is None else ctx.kept.find(key)
+    call.ran_by = plan
     if plan is not None:
         return plan._run_with(call)
     plan = _new_plan(call)
-    _remember_kin(call, call.kin(), plan)
+    _remember_kin(call, plan)
     if key is None or (plan._product.holds_memory and not call.keeps_memory):
         with plan:
             return plan._run_with(call)
+    call.ran_by = plan
     return plan._run_with(call, partial(ctx.kept.keep, key, plan, has_tables=plan._product.has_tables))
 
 
@@ -111,55 +113,71 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
     """
     ctx = call.ctx
     try:
-        kin = call.kin()
-        number, known = ctx.calls.known(kin)
-        varied = call.vary(known[0]) if number else None
+        number, known = ctx.calls.known(call.kin())
+        varied = call.vary(known.remembered) if number else None
         if varied is None:
             return None
         key = call.key(0)
         plan: Plan[Result] | None = ctx.kept.peek(key)
-        made = None if plan else _resized(call, known[1])
-        if plan is not None:
-            product, choice = plan._product, plan._choice
-        elif made is not None:
-            product, choice = made
-        else:
+        found = known.resized(call) if plan is None else (plan._product, plan._choice)
+        if found is None:
             return None
+        product, choice = found
+        operands = call.placed(product)
     except Exception:  # noqa: BLE001 - what is wrong is found again where the ranks agree
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
-    with ctx.running(call.name, checks=not product.queues, computes=not product.queues):
-        if (
-            ctx.all_repeat(call.name, hash((number, made is None, choice.number, *varied)) & _VOTES, True)
-            is None
-        ):
+    queues = product.queues
+    with ctx.running(call.name, checks=not queues, computes=not queues):
+        if not ctx.agrees(call.name, hash((number, plan is None, choice.number, *varied)) & _VOTES):
             return False
         call.number = ctx.calls.remember(signature, call.remembered())
         keep: Callable[[], object] = partial(ctx.kept.find, key)
         if plan is None:
-            plan = Plan(call, kept=True, made=made)
+            plan = Plan(call, kept=True, made=found)
             keep = partial(ctx.kept.keep, key, plan, has_tables=product.has_tables)
-        _remember_kin(call, kin, plan)
-        return (plan._run(call, partial(product.run, call.operands()), keep),)
+            known.add(product, choice)
+        call.ran_by = plan
+        return (plan._run(call, partial(product.run, operands), keep),)
 
 
-def _resized(call: UserCall[Any], plans: Sequence[Plan[Any]]) -> tuple[Product, Taken] | None:
-    """Return what computes a call of another size than those of its kin's plans; None if it must be prepared. Local."""
-    problem = call.task().problem
-    choice = plans[-1]._choice.resized(call.ctx.engine, problem)
-    plan = next((each for each in plans if choice and each._choice.name == choice.name), None)
-    product = plan and plan._product.resized(problem)
-    return (product, choice) if product and choice else None
+class Kin:
+    """A call from which others may be derived, and how it and those derived from it were computed. Local.
 
+    Args:
+        remembered: what was read of it.
 
-def _remember_kin(call: UserCall[Any], kin: Hashable, plan: Plan[Any]) -> None:
-    """Remember a call as one from which others may be derived, and its plan as the last of its algorithm. Local.
-
-    Every rank does so after the same calls, whether there may be others on it or not.
+    Attributes:
+        remembered: as above.
     """
-    _, known = call.ctx.calls.known(kin)
-    others = [each for each in (known or (None, ()))[1] if each._choice.name != plan._choice.name]
-    call.ctx.calls.remember(kin, (call.remembered(), (*others, plan)))
+
+    def __init__(self, remembered: Any) -> None:
+        self.remembered = remembered
+        self._products: dict[str, Product] = {}
+
+    def add(self, product: Product, choice: Taken) -> None:
+        """Add what has been prepared for one of these calls. Every rank does so after the same calls."""
+        self._choice = choice
+        self._products[choice.name] = product
+
+    def resized(self, call: UserCall[Any]) -> tuple[Product, Taken] | None:
+        """Return what computes a call of another size; None if it must be prepared."""
+        problem = call.task().problem
+        choice = self._choice.resized(call.ctx.engine, problem)
+        product = None if choice is None else self._products.get(choice.name)
+        other = None if product is None else product.resized(problem)
+        return None if choice is None or other is None else (other, choice)
+
+
+def _remember_kin(call: UserCall[Any], plan: Plan[Any]) -> None:
+    """Remember a call as one from which others may be derived, with its plan. Local.
+
+    Every rank does so after the same calls, whether there may be others or not.
+    """
+    calls, signature = call.ctx.calls, call.kin()
+    known = calls.known(signature)[1] or Kin(call.remembered())
+    known.add(plan._product, plan._choice)
+    calls.remember(signature, known)
 
 
 _VOTES = (1 << 62) - 1  # numbers of votes

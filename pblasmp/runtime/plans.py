@@ -113,6 +113,7 @@ class UserCall(ABC, Generic[Result]):
         keeps_memory: whether plans are kept that hold memory of their own.
         keeps_last: whether the arrays of a plan's run are those of the next.
         number: by which the ranks know the call, once they have agreed on it.
+        ran_by: the kept plan by which it has run, if it is kept.
     """
 
     ctx: Runtime[Any]
@@ -121,6 +122,7 @@ class UserCall(ABC, Generic[Result]):
     keeps_memory = False
     keeps_last = False
     number = 0
+    ran_by: Plan[Any] | None = None
 
     # -- reading the arguments
 
@@ -176,8 +178,8 @@ class UserCall(ABC, Generic[Result]):
         """
         return None
 
-    def placed(self) -> Operands:
-        """Return the local arrays of a call that has its place. Local."""
+    def placed(self, product: Product) -> Operands:
+        """Return the operands of a call that has its place, as a product takes them. Local."""
         raise NotImplementedError
 
     # -- computing, once they are read
@@ -294,23 +296,21 @@ class Plan(Generic[Result]):
     def __init__(
         self, call: UserCall[Result], *, kept: bool = False, made: tuple[Product, Taken] | None = None
     ) -> None:
-        ctx, task, operands = call.ctx, call.task(), call.operands()
-        self._ctx, self._name = ctx, call.name
-        self._asked, self._options, nearest, self._reasons = task
-        self.problem: AnyProblem = nearest or task.problem
+        self._ctx, self._name = ctx, _ = call.ctx, call.name
+        self._asked, self._options, nearest, self._reasons = call.task()
+        self.problem: AnyProblem = nearest or self._asked
         self._open, self._number, self._repeats, self._measured = True, 0, 0, ctx.engine.measured.added
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
-        if self._options.algo == "measure" and not isinstance(task.problem, FactorProblem):
-            self._options = options = replace(self._options, algo="auto")
-            if not ctx.engine.measured.knows(self.problem, options, operands.follows):
-                measure(ctx.engine, ctx.comm, task.problem, options, operands, nearest)
         if made is None:
+            operands = call.operands()
+            if self._options.algo == "measure" and not isinstance(self._asked, FactorProblem):
+                self._options = options = replace(self._options, algo="auto")
+                if not ctx.engine.measured.knows(self.problem, options, operands.follows):
+                    measure(ctx.engine, ctx.comm, self._asked, options, operands, nearest)
             self._prepare(operands, nearest)
-        else:
+        else:  # which holds no arrays
             self._product, self._choice = made
             self._product.first = None
-            if ctx.engine.traits.queues:
-                self._settle = ctx.engine.lifetime()
         self._call: UserCall[Result] | None = None
         self._bound: Bound | None = None
         self._only_queues = False
@@ -459,15 +459,16 @@ class Plan(Generic[Result]):
             used: called if all ranks repeat it.
         """
         ctx, product = self._ctx, self._product
+        call.ran_by = self
         bound = ctx.kept.bound(self._number, addresses) if addresses else None
         with ctx.running(self._name, checks=not product.queues):
             replay = self._all_repeat(number, bound, used)
             if replay is None:
                 return False
             if not addresses:
-                return (call.result(product.run(call.placed())),)
+                return (call.result(product.run(call.placed(product))),)
             if bound is None:
-                bound = product.bind(call.placed())
+                bound = product.bind(call.placed(product))
                 ctx.kept.bind(self._number, addresses, bound)
             return (call.result(bound.run(replay=replay)),)
 

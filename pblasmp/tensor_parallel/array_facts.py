@@ -164,26 +164,32 @@ class Specification:
     def __hash__(self) -> int:
         return self._hash
 
-    def with_tokens(self, first: int, inner: int) -> Specification:
-        """Return the product of as many tokens on each rank, as ``ParallelProblem.with_tokens`` does. Local."""
+    def with_tokens(self, first: int, inner: int) -> Specification | None:
+        """Return the product of as many tokens on each rank, as ``ParallelProblem.with_tokens`` does. Local.
+
+        None if a rank has no part of it, or there are fewer tokens than ranks.
+        """
         problem = self.problem.with_tokens(first, inner)
+        if not _is_full(problem):
+            return None
         return Specification(problem, self.options, self.activation, self.has_bias, self.scales)
 
-    @cached_property
-    def is_tight(self) -> bool:
-        """Whether there are no gaps between the rows of x on any rank."""
+    @property
+    def varies(self) -> bool:
+        """Whether products may be derived from it: no gaps are between rows of x, and all ranks have parts."""
         p = self.problem
-        return dict(p.row_bytes)["x"] == tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
-
-    @cached_property
-    def is_full(self) -> bool:
-        """Whether every rank has a part of everything, and there are as many tokens as ranks."""
-        p = self.problem
-        return 0 not in (*p.tokens, *p.rows) and p.tokens[0] >= p.size
+        tight = tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
+        return dict(p.row_bytes)["x"] == tight and _is_full(p)
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.problem, self.options, self.activation))
+        p = self.problem
+        return hash((p.form, p.tokens, p.rows, p.inputs, p.outputs, p.inner, self.activation))
+
+
+def _is_full(p: ParallelProblem) -> bool:
+    """Return whether every rank has a part of everything, and there are as many tokens as ranks. Local."""
+    return 0 not in p.tokens and 0 not in p.rows and p.tokens[0] >= len(p.tokens)
 
 
 def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> None:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,28 +17,23 @@ from ..dtypes import as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
 from ..engines.method import check_parallel
 from ..engines.product import Product
-from ..engines.request import CONSTANTS, Operands, Options
+from ..engines.request import Operands, Options
 from ..epilogue import Epilogue, Scales, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.schemes import Form
 from ..runtime.interop import (
-    address_of,
     as_local,
     as_typed,
     fold,
     in_c_order,
-    is_torch,
     loses_gradient,
-    new_like,
     on_stream_of,
-    stream_getter,
-    torch_type,
     view_like,
 )
 from ..runtime.planned import run
-from ..runtime.plans import Plan, Task, UserCall
+from ..runtime.plans import Task, UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
 from .array_facts import (
@@ -52,9 +46,10 @@ from .array_facts import (
     typed_operand,
     types_of,
 )
+from .made import Made, Seen, addresses_of, new_results, seen_of
 
 if TYPE_CHECKING:
-    from ..engines.protocol import Engine
+    from ..runtime.planned import Kin
 
 _ACTIVATIONS = ("relu", "gelu")
 _ARRAYS = ("x", "w", "c", "out", "bias", "scales")
@@ -128,7 +123,7 @@ class ParallelCall(UserCall[Any]):
     _result: Any = field(init=False)
     _gathered: Any = field(init=False, default=None)
     _spec: Specification = field(init=False)  # once those of all ranks are known
-    _made: Made | None = field(init=False, default=None)  # if it was derived from another
+    _made: Made | None = field(init=False, default=None)  # like which it is
     # of a plan
     _buffer: Any = field(init=False, default=None)  # its own x
     _memory: Any = field(init=False, default=None)  # of the buffer, if it is symmetric
@@ -155,15 +150,11 @@ class ParallelCall(UserCall[Any]):
     def vary(self, remembered: Made) -> tuple[int, ...] | None:
         """Place the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
         assert self.seen is not None
-        lead = self.seen[1]
-        if lead is None or not remembered.spec.is_tight:
-            return None
-        self._made = made = remembered.with_lead(self.seen, lead)
-        if not (remembered.spec.is_full and made.spec.is_full):
+        made = remembered.with_lead(self.seen)
+        if made is None:
             return None
         self.place(made)
-        self.placed()
-        return lead
+        return self.seen[1]
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check this rank's arrays. Local."""
@@ -320,7 +311,9 @@ class ParallelCall(UserCall[Any]):
 
     def remembered(self) -> Made:
         """Return what was read, without arrays. Local."""
-        return self._made or Made(self)
+        if self._made is None:
+            self._made = Made(self)
+        return self._made
 
     def again(self, remembered: Made) -> None:
         """Read the arrays, which are like earlier ones, with new results. Local.
@@ -328,6 +321,7 @@ class ParallelCall(UserCall[Any]):
         Raises:
             ArgumentError: c or out overlaps an array that it must not.
         """
+        self._made = remembered
         self._spec, (known, self._local) = remembered.spec, self._read()
         like = remembered.known
         self._known = changed(known, shape=like.shape, gathered_shape=like.gathered_shape)
@@ -339,17 +333,17 @@ class ParallelCall(UserCall[Any]):
         Raises:
             ArgumentError: a scale is none, or c or out overlaps an array that it must not.
         """
-        self._spec, self._known = remembered.spec, remembered.known
+        self._made, self._spec, self._known = remembered, remembered.spec, remembered.known
         self._result, self._gathered, addresses = remembered.results(self.x, self.w, self.bias, self.out)
-        self._addresses = (*addresses, *_addresses(self.c)) if "c" in self._known.shapes else addresses
+        self._addresses = (*addresses, *addresses_of(self.c)) if "c" in self._known.shapes else addresses
         if self._may_fail:
             self._local = self._at_addresses()
         return self._addresses if self.scales is None else ()
 
-    def placed(self) -> Operands:
-        """Return the local arrays of a call that has its place. Local."""
+    def placed(self, product: Product) -> Operands:
+        """Return the operands of a call that has its place, as a product takes them. Local."""
         if not self._may_fail:
-            self._local = self._at_addresses()
+            self._local = self._at_addresses(product.operand_at)
         return self._local
 
     @property
@@ -357,12 +351,18 @@ class ParallelCall(UserCall[Any]):
         """Whether arrays must be looked at although they are like earlier ones."""
         return bool(self._known.shapes or self._known.scales)
 
-    def _at_addresses(self) -> Operands:
-        """Return the local arrays by their addresses. Local; raises as ``place``."""
-        at, known, rank, p = self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
+    def _at_addresses(self, views: Callable[..., Any] | None = None) -> Operands:
+        """Return the local arrays, or what ``views`` makes, by their addresses. Local; raises as ``place``."""
+        at, known, rank, p = views or self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
         inputs, outputs, rows, width = known.inputs, known.outputs, p.tokens[rank], known.shape[-1]
         x, w, bias, result, gathered, *c = self._addresses
-        types = types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0]
+        row = scales = None
+        if known.has_bias or known.scales:
+            types = types_of(known.dtype, known.w_dtype, known.out_dtype, None)[0]
+            scales = self._bound_scales(types) if known.scales else None
+            if known.has_bias:
+                row = at(bias, (1, outputs), bias_dtype(types))
+                row = row if views else row[0]
         local = Operands(
             at(x, (rows, inputs), known.dtype, known.lds[0]),
             at(
@@ -371,8 +371,7 @@ class ParallelCall(UserCall[Any]):
             ),
             at(c[0], (p.rows[rank], width), known.c_dtype, known.lds[2]) if c else None,
             at(result, (p.rows[rank], width), known.out_dtype, known.lds[3]),
-            self._epilogue(at(bias, (1, outputs), bias_dtype(types))[0] if known.has_bias else None),
-            self._bound_scales(types) if known.scales else None,
+            self._epilogue(row), scales,
             at(gathered, (sum(p.tokens), inputs), known.dtype) if known.gathered_shape else None,
         )  # fmt: skip
         if known.shapes:
@@ -428,7 +427,7 @@ class ParallelCall(UserCall[Any]):
     def _make_results(self) -> None:
         """Make the result, if none is given, and the array for what is gathered. Local."""
         like = self.w if isinstance(self.x, tuple) else self.x
-        self._result, self._gathered = _new_results(self.ctx.engine, self._known, like, self.out)
+        self._result, self._gathered = new_results(self.ctx.engine, self._known, like, self.out)
 
     def _read_made(self) -> None:
         """Read what ``_make_results`` has made. Local.
@@ -562,122 +561,6 @@ class ParallelCall(UserCall[Any]):
         self._buffer = self._memory = None
 
 
-class Made:
-    """A call that has been read, to be made again on arrays like those. It holds none. Local to make.
-
-    Args:
-        call: the call.
-
-    Attributes:
-        spec, known: what was read.
-        number: of the call; 0 until it has run.
-        plan: the kept plan, perhaps closed since; None until it has run.
-    """
-
-    number = 0
-    plan: Plan[Any] | None = None
-
-    def __init__(self, call: ParallelCall) -> None:
-        self.spec, self.known, self._seen = call._spec, call._known, call.seen
-        self._stream = stream_getter(call.x)
-        given = call.x, call.w, call.bias, call.out
-        self._tensors = all(is_torch(each) for each in given if each is not None)
-        if self._tensors:
-            self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
-        self._call = changed(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
-        for name in ("_local", "_result", "_gathered"):
-            setattr(self._call, name, None)
-
-    def with_lead(self, seen: Seen, lead: tuple[int, ...]) -> Made:
-        """Return a call that differs in x's dimensions except the last, as on every rank. Local.
-
-        Args:
-            seen: of the arguments.
-            lead: the dimensions.
-        """
-        ctx, first = self._call.ctx, lead[0] if lead else 1
-        spec = self.spec.with_tokens(first, math.prod(lead[1:]))
-        known = self.known.fitted(spec.problem, ctx.rank, (first,) * ctx.size, lead)
-        return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
-
-    def __call__(self, x: Any, w: Any, bias: Any) -> Any:
-        """Make the call, and return what the function does. Collective over the context.
-
-        On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
-        runs, on GPUs as a graph.
-        """
-        plan, done = self.plan, None
-        if plan is not None and plan.current:
-            ctx = self._call.ctx
-            y, gathered, addresses = self.results(x, w, bias)
-            done = plan.rerun(
-                addresses, self.number, partial(ctx.kept.find, self.spec), partial(on_stream_of, ctx.engine, x),
-                self._stream(),
-            )  # fmt: skip
-            if done:
-                return y if gathered is None else (y, gathered)
-            del y, gathered  # so that the next results get their memory, which the plan is bound to then
-        call = changed(self._call, seen=self._seen, x=x, w=w, bias=bias)
-        result = run(call, voted=done is False)
-        self.ran(call.number)
-        return result
-
-    def results(self, x: Any, w: Any, bias: Any, out: Any = None) -> tuple[Any, Any, tuple[int, ...]]:
-        """Return new results, or ``out``, an array for what is gathered, and where these and the given arrays are."""
-        known = self.known
-        if not self._tensors:
-            y, gathered = _new_results(self._call.ctx.engine, known, x, out)
-            return y, gathered, _addresses(x, w, bias, y, gathered)
-        shape = known.gathered_shape
-        y = x.new_empty(known.shape, dtype=self._dtype) if out is None else out
-        gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
-        return y, gathered, (
-            x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
-            0 if gathered is None else gathered.data_ptr(),
-        )  # fmt: skip
-
-    def ran(self, number: int) -> None:
-        """Remember that the call has run, and by which plan. Local.
-
-        Args:
-            number: its number, 0 if it has none.
-        """
-        self.number, self.plan = number, self._call.ctx.kept.peek(self.spec) if number else None
-
-
-def _addresses(*arrays: Any) -> tuple[int, ...]:
-    """Return where arrays are, 0 for those that are absent. Local."""
-    return tuple(0 if each is None else address_of(each) for each in arrays)
-
-
-Seen: TypeAlias = "tuple[Hashable, tuple[int, ...] | None]"
-"""What tells calls apart, but for where their arrays are; and x's dimensions except the last, if calls that differ in
-nothing else can be derived from each other: x is contiguous, and neither c nor out is given."""
-
-
-def _seen(form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mapping[str, Any]) -> Seen | None:
-    """Return what is seen of a call's arguments; None if its arrays must be read each time. Local.
-
-    Args:
-        form: the function's name.
-        arrays: x, w, bias, c and out.
-        scales: the scales.
-        how: its other arguments, in the same order in each place that calls this.
-    """
-    x, w, bias, c, out = arrays
-    numbers = how.get("alpha", 1), how.get("beta", 0)
-    if not all(isinstance(each, CONSTANTS) for each in numbers):
-        return None
-    # 1, 1.0 and 1 + 0j are equal
-    scaled = None if scales is None else tuple(scales.facts())
-    same = form, *how, *how.values(), *map(type, numbers), _kind(w), _kind(bias), scaled
-    if c is out is None and how.get("algo") != "measure":
-        shape = x.shape
-        if 0 not in shape and (x.is_contiguous() if is_torch(x) else x.flags.c_contiguous):
-            return (*same, shape[-1], len(shape), _sort(x)), tuple(shape[:-1])
-    return (*same, _kind(x), _kind(c), _kind(out)), None
-
-
 def multiply(*arguments: Any, **how: Any) -> Any:
     """Return what a tensor-parallel function returns; takes what ``multiply_to_repeat`` does. Collective."""
     return multiply_to_repeat(*arguments, **how)[0]
@@ -705,44 +588,24 @@ def multiply_to_repeat(
     """
     seen: Seen | None = None
     made: Made | None = None
+    kin: Kin | None = None
     plain = c is out is scales is None
     if isinstance(ctx, Context):
         try:
-            seen = _seen(form, (x, w, bias, c, out), scales, how)
+            seen = seen_of(form, (x, w, bias, c, out), scales, how)
             made = ctx.calls.known(seen)[1]
+            if plain and made is None and seen is not None and seen[1] is not None:
+                kin = ctx.calls.known(seen[0])[1]
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             seen = made = None
         if plain and made is not None:
             return made(x, w, bias), made
-    call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how, seen=seen)
+    if kin is None:
+        call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how, seen=seen)
+    else:
+        call = kin.remembered.call_on(seen, x, w, bias)
     result = run(call)
     if plain and call.number:
-        made = ctx.calls.known(seen)[1]
-        assert made is not None
-        made.ran(call.number)
+        made = call.remembered()
+        made.ran(call)
     return result, made
-
-
-def _new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:
-    """Return ``out`` or a new result, and a new array for what is gathered, None if that is not wanted. Local."""
-    shape = known.gathered_shape
-    return (
-        new_like(like, engine, known.shape, known.out_dtype) if out is None else out,
-        None if shape is None else new_like(like, engine, shape, known.dtype),
-    )
-
-
-def _kind(array: Any) -> Hashable:
-    """Return what a call looks at of an array, apart from its values and where they are. Local."""
-    if array is None:
-        return None
-    return array.shape, array.stride() if is_torch(array) else array.strides, _sort(array)
-
-
-def _sort(array: Any) -> Hashable:
-    """Return what a call looks at of an array besides its shape. Local."""
-    if is_torch(array):
-        state = array.is_conj(), array.is_neg(), array.requires_grad and loses_gradient(array)
-        return type(array), array.dtype, array.device, state
-    device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
-    return type(array), array.dtype, getattr(device, "id", None), writeable

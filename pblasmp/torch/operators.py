@@ -34,7 +34,8 @@ from torch.distributed.tensor import DTensor
 from ..context import Context
 from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
-from ..tensor_parallel.call import Made, check_algorithm, multiply, multiply_to_repeat
+from ..tensor_parallel.call import check_algorithm, multiply, multiply_to_repeat
+from ..tensor_parallel.made import Made
 from .meshes import like, part_of
 
 Gradients: TypeAlias = "tuple[Tensor | None, ...]"

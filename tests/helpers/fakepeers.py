@@ -282,7 +282,7 @@ class FakePeer:
         self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
         self._calls = 0  # of one_kernel
-        self.arena = SimpleNamespace(generation=0)
+        self.arena = SimpleNamespace(generation=0, captured=False)
         cublas = Cublas(self.peers.of, lambda name, sizes, *queued: self._queue(name, "main", *queued))
         self.products = SimpleNamespace(cublas=cublas, solver=lambda stream: 1, multiply=self._product)
 

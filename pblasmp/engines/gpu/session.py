@@ -43,11 +43,13 @@ class Session:
         cublasmp: cuBLASMp's handle, grids and workspaces.
         solver: cuSOLVERMp, or why it cannot be used; None until ``solver_of`` has been asked.
         held_with: objects that are kept alive with the session.
+        refused: by kinds of tensor-parallel products, whether "push" has to send them by messages.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
         self.solver: Any = None
         self.held_with: tuple[Any, ...] = ()
+        self.refused: dict[Any, bool] = {}
         with ExitStack() as self._closing:  # frees what was made, last first, every step even if one fails
             self.runtime = runtime = GpuRuntime(comm, device)
             self._closing.callback(runtime.close)

@@ -536,7 +536,8 @@ class _Packed(ctypes.Structure):
 def test_packed_arguments(monkeypatch):
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
-    kernel._driver, kernel.ranks, kernel.tiles = None, 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132)
+    kernel._driver = None
+    kernel._lay_out(HALF, 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132))
     monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: f"{matrix.address} {box}".encode().ljust(128))
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
@@ -561,7 +562,7 @@ def test_packed_arguments(monkeypatch):
 def test_matrices_of_other_gpus():
     """By address, bytes from row to row, rows and columns, where Hopper has maps of TMA."""
     kernel = object.__new__(OneKernel)
-    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "stored", 108, mma=True)
+    kernel._lay_out(HALF, 2, tiling("matmul_reduce_scatter", 2, 40, 72, "stored", 108, mma=True))
     x, w, d = (View(i << 40, 40, 72, 80 + 8 * i, HALF) for i in (1, 2, 3))
     packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))
     found = [struct.unpack_from("<QQii", packed, 128 * i) for i in range(4)]
@@ -571,7 +572,7 @@ def test_matrices_of_other_gpus():
 @pytest.mark.parametrize("dtype", [HALF, E4])
 def test_steps_and_boxes_of_k_are_128_bytes(monkeypatch, dtype):
     kernel, boxes = object.__new__(OneKernel), []
-    kernel.ranks, kernel.tiles = 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132)
+    kernel._lay_out(dtype, 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132))
     kernel._driver = None
     monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: boxes.append(box) or bytes(128))
     x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)

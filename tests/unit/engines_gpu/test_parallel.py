@@ -11,7 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.tensor_parallel import call
+from pblasmp.tensor_parallel import call, made
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -127,9 +127,9 @@ def test_a_single_call_keeps_no_array(ctx, gpu, numbers):
 
 def test_repeated_calls_replay_a_graph_where_the_addresses_are_the_same(ctx, lib, gpu, numbers, monkeypatch):
     x, w, y, read = numbers((6, 4)), numbers((5, 4)), numbers((6, 5)), []
-    monkeypatch.setattr(call, "new_like", lambda *_: y)  # as an allocator does that gives memory again
+    monkeypatch.setattr(made, "new_like", lambda *_: y)  # as an allocator does that gives memory again
     placed = call.ParallelCall.placed
-    monkeypatch.setattr(call.ParallelCall, "placed", lambda self: read.append(1) or placed(self))
+    monkeypatch.setattr(call.ParallelCall, "placed", lambda self, product: read.append(1) or placed(self, product))
 
     def multiply(x):
         y[...] = np.nan

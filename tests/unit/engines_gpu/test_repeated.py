@@ -16,7 +16,7 @@ from pblasmp import _core
 from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.graphs import Relaunch
 from pblasmp.runtime.kept_plans import held_bytes
-from pblasmp.tensor_parallel import call
+from pblasmp.tensor_parallel import made
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -32,7 +32,7 @@ def multiply(ctx, gpu, monkeypatch) -> Callable[[], None]:
     import cupy
 
     x, w, y = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5)))
-    monkeypatch.setattr(call, "new_like", lambda *_: y)  # as an allocator does that gives memory again
+    monkeypatch.setattr(made, "new_like", lambda *_: y)  # as an allocator does that gives memory again
 
     def multiply() -> None:
         assert pb.matmul_reduce_scatter(x, w, ctx, algo="pull") is y
@@ -71,7 +71,7 @@ def test_results_that_get_memory_again_are_launched_with(ctx, lib, gpu, monkeypa
         given[free] = weakref.ref(array)
         return array
 
-    monkeypatch.setattr(call, "new_like", new_like)
+    monkeypatch.setattr(made, "new_like", new_like)
     for _ in range(5):
         pb.matmul_reduce_scatter(x, w, ctx, algo="pull")
     assert len(lib.gpu.did("capture ends")) == 1
@@ -177,7 +177,7 @@ def unlike_calls(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -
 
     x, w, other = (cupy.asarray(np.ones(shape, np.float32)) for shape in ((8, 4), (6, 4), (8, 4)))
     y = cupy.asarray(np.ones((4, 6), np.float32))
-    patch.setattr(call, "new_like", lambda *_: y)
+    patch.setattr(made, "new_like", lambda *_: y)
 
     def multiply(x: Any = x, algo: str = "push") -> int:
         before = len(lib.gpu.did("graph launched"))

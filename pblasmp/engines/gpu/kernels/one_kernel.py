@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ _MMA_THREADS, _MMA_WIDTHS, _MMA_STAGES = 256, (64, 128), 4
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
 _ALIGN_BYTES = 1024
 _MAP_BYTES = 128
+_NO_MAP = bytes(_MAP_BYTES)
 _MAP_ALIGN_BYTES = 64
 
 # The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
@@ -282,52 +283,60 @@ class OneKernel:
     def __init__(self, form: str, types: Types, ranks: int, tiles: Tiling) -> None:
         from cuda.bindings import driver
 
-        self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
-        self.gives = gives_results(form, tiles, types.d)
+        self._driver, self.sums, self.gives = (
+            driver,
+            form != "matmul_allgather",
+            gives_results(form, tiles, types.d),
+        )
+        self._lay_out(types.x, ranks, tiles)
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        text = source(form, types, ranks, tiles)
-        target = "" if tiles.mma else "sm_90a"
+        text, target = source(form, types, ranks, tiles), "" if tiles.mma else "sm_90a"
         self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks, target)
+
+    def _lay_out(self, x: np.dtype, ranks: int, tiles: Tiling) -> None:
+        """Find once what all launches have in common. Local.
+
+        Args:
+            x: the type of X.
+            ranks, tiles: as above.
+        """
+        self.ranks, self.tiles, self._step = ranks, tiles, _LINE_BYTES // x.itemsize
+        self._pairs = is_float8(x) and tiles.width <= _WIDEST_PART  # it takes two steps of k at a time
+        wide = tiles.width // tiles.cluster
+        self._boxes = (TILE_ROWS, self._step), (wide, self._step), (TILE_ROWS, tiles.chunk)
+        self._words = struct.Struct(f"<{_addresses(ranks)}Q{_numbers(ranks)}if")
+        self._nbytes, self._count, self._shared_bytes = job_bytes(ranks), tiles.count, tiles.shared_bytes
 
     def launch(self, job: KernelJob, blocks: int, stream: Any) -> None:
         """Queue the kernel; all its blocks must be able to run at once. Local to queue, collective to run."""
         tiles = self.tiles
         if not tiles.mma:  # clusters may not fit everywhere
             together = tiles.cluster
-            most = _resident(self._function, together, tiles.shared_bytes, blocks)
+            most = _resident(self._function, together, self._shared_bytes, blocks)
             blocks = min(blocks // together, most) * together
         threads = _MMA_THREADS if tiles.mma else _THREADS
-        self._kernel(stream, (blocks, 1), threads, [self._packed(job)], tiles.shared_bytes)
+        self._kernel(stream, (blocks, 1), threads, [self._packed(job)], self._shared_bytes)
 
     def _packed(self, job: KernelJob) -> bytes:
         """Return ``struct Job`` of the kernel."""
-        ranks, tiles = self.ranks, self.tiles
+        ranks, tiles, bias = self.ranks, self.tiles, job.bias
         results = [*job.copies] or [None] * ranks
         results[job.rank] = job.d
-        starts = [*job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts))]
-        box, step = (TILE_ROWS, tiles.chunk), _LINE_BYTES // job.x.dtype.itemsize
-        find = partial(_map, None if tiles.mma else self._driver)
-        maps = [
-            find(job.x, (TILE_ROWS, step)), find(job.w, (tiles.width // tiles.cluster, step)),
-            *(find(view, box) if view else bytes(_MAP_BYTES) for view in results),
-        ]  # fmt: skip
-        steps = -(-job.w.cols // step)
-        if is_float8(job.x.dtype) and tiles.width <= _WIDEST_PART:
-            steps += steps % 2  # which it takes two at a time
-        addresses = [
+        driver, (of_x, of_w, of_d) = None if tiles.mma else self._driver, self._boxes
+        maps = [_map(driver, job.x, of_x), _map(driver, job.w, of_w)]
+        maps += [_NO_MAP if view is None else _map(driver, view, of_d) for view in results]
+        steps = -(-job.w.cols // self._step)
+        if self._pairs:
+            steps += steps % 2
+        words = self._words.pack(
             job.control, *job.flags, *job.boxes[0], *job.boxes[1], *job.inboxes[0], *job.inboxes[1],
-            job.bias.address if job.bias else 0, job.scale_x, job.scale_w, job.scale_d, job.amax,
-        ]  # fmt: skip
-        numbers = [
-            *starts, tiles.row_blocks, tiles.col_blocks, steps, job.rank, job.d.cols,
-            job.capacity, tiles.count, _ACTIVATIONS[job.activation],
-            _BIASES[job.bias.dtype.name] if job.bias else 0,
-        ]  # fmt: skip
-        data = b"".join(maps) + struct.pack(
-            f"<{len(addresses)}Q{len(numbers)}if", *addresses, *numbers, job.alpha
-        )
-        return data.ljust(job_bytes(ranks), b"\0")
+            bias.address if bias else 0, job.scale_x, job.scale_w, job.scale_d, job.amax,
+            *job.starts, *[job.starts[-1]] * (ranks + 1 - len(job.starts)),
+            tiles.row_blocks, tiles.col_blocks, steps, job.rank, job.d.cols, job.capacity, self._count,
+            _ACTIVATIONS[job.activation], _BIASES[bias.dtype.name] if bias else 0, job.alpha,
+        )  # fmt: skip
+        return (b"".join(maps) + words).ljust(self._nbytes, b"\0")
 
 
 @lru_cache(1024)
@@ -397,9 +406,16 @@ def source(form: str, types: Types, ranks: int, tiles: Tiling) -> str:
 
 def job_bytes(ranks: int) -> int:
     """Return the size of the kernel's ``struct Job``. Local."""
-    addresses, numbers = 6 + 5 * ranks, ranks + 11
-    used = (2 + ranks) * _MAP_BYTES + 8 * addresses + 4 * numbers
+    used = (2 + ranks) * _MAP_BYTES + 8 * _addresses(ranks) + 4 * (_numbers(ranks) + 1)
     return -(-used // _MAP_ALIGN_BYTES) * _MAP_ALIGN_BYTES
+
+
+def _addresses(ranks: int) -> int:
+    return 6 + 5 * ranks
+
+
+def _numbers(ranks: int) -> int:
+    return 10 + ranks
 
 
 def _wgmma(types: Types, width: int) -> str:

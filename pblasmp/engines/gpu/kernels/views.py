@@ -34,7 +34,7 @@ class View:
 
     @classmethod
     def of(cls, array: Any, dtype: np.dtype | None = None, name: str = "array") -> View:
-        """Return a view of a CuPy array of two dimensions. Local.
+        """Return a view of a CuPy array of two dimensions, or a view itself. Local.
 
         Args:
             array: row-major: a row's entries are contiguous, and rows do not overlap.
@@ -44,6 +44,8 @@ class View:
         Raises:
             ArgumentError: the array has another memory order, or ``dtype`` another size.
         """
+        if type(array) is cls:
+            return array
         dtype = np.dtype(array.dtype) if dtype is None else dtype
         size = dtype.itemsize
         if array.ndim != 2 or array.itemsize != size:
@@ -60,6 +62,11 @@ class View:
                 f"{name}: strides are {tuple(array.strides)} bytes, expected row-major memory (C order)"
             )
         return cls(int(array.data.ptr), rows, cols, down // size, dtype)
+
+    @classmethod
+    def at(cls, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> View:
+        """Return a view of the memory at an address, whose rows are tight unless ``ld`` says otherwise. Local."""
+        return cls(address, shape[0], shape[1], ld or max(1, shape[1]), dtype)
 
     @classmethod
     def of_bytes(cls, address: int, nbytes: int) -> View:

@@ -176,7 +176,10 @@ class Windows:
 
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of that name, empty until it is reserved. Local."""
-        return self._buffers.setdefault(name, Buffer())
+        found = self._buffers.get(name)
+        if found is None:
+            self._buffers[name] = found = Buffer()
+        return found
 
     def reserve(self, name: str, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.

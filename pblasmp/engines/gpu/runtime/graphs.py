@@ -28,7 +28,8 @@ class Recordings:
 
     def __init__(self, runtime: GpuRuntime, *, pay: bool = True) -> None:
         self._runtime, self._arena, self.pay = runtime, runtime.arena, pay
-        self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+        # of ever new sizes most record nothing
+        self._recorded: weakref.WeakSet[_Recorded] | None = None
 
     @property
     def capturing(self) -> bool:
@@ -77,13 +78,15 @@ class Recordings:
                 graph = stream.end_capture()
         runtime.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(self, graph, generation, memory, takes_turn=runtime.turns.taken > taken)
+        if self._recorded is None:
+            self._recorded = weakref.WeakSet()
         self._recorded.add(recorded)
         self._arena.keep_for(recorded, used)
         return recorded
 
     def close(self) -> None:
         """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
-        for recorded in self._recorded:
+        for recorded in self._recorded or ():
             recorded.drop()
 
 

@@ -37,15 +37,20 @@ class Views:
     """
 
     def __init__(self, gpu: Gpu, p: ParallelProblem, options: Options, operands: Operands) -> None:
-        run = row_major(p, operands, options)
+        as_given = not (p.turned or p.transposed or p.conjugated)
+        run = operands if as_given else row_major(p, operands, options)
         c, e, scales, gathered = run.c, run.epilogue, run.scales, run.gathered
+        if options.beta == 0:
+            c = None
         self.a = View.of(run.a, p.dtype, "x")
         self.b = View.of(run.b, p.w_dtype, "w")
         self.c = None if c is None else View.of(c, p.c_dtype or p.out_dtype, "c")
         self.d = View.of(run.d, p.out_dtype, "out")
         self.gathered = None if gathered is None else View.of(gathered, p.dtype, "gathered X")
         bias = None if e is None else e.bias
-        self.bias = None if bias is None else View.of(bias.reshape(1, -1), name="bias")
+        if bias is not None and type(bias) is not View:
+            bias = View.of(bias.reshape(1, -1), name="bias")
+        self.bias: View | None = bias
         self.activation = None if e is None else e.activation
         self.scale_x = self.scale_w = self.scale_d = self.amax = 0
         if scales is not None:
@@ -79,6 +84,7 @@ class CopyProduct(TensorProduct[Views]):
     ranks: ClassVar[int | None] = None
     """The number of ranks that it is for; None: any."""
     has_tables = False
+    operand_at = View.at
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
 
@@ -109,8 +115,6 @@ class CopyProduct(TensorProduct[Views]):
         self._sizes = buffers = self._buffers()
         for name, nbytes in buffers.items() if self.gpu.alone else ():
             self.gpu.scratch(name, nbytes)
-        self.workspace = Workspace(self._nbytes + sum(buffers.values()), 0)
-        self.sent_bytes = self._sent()
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
@@ -126,10 +130,20 @@ class CopyProduct(TensorProduct[Views]):
         return why_no_float8(gpu.capability) or _why_not_float8(p, options)
 
     @property
+    def workspace(self) -> Workspace:  # type: ignore[override]
+        """Memory that it needs on this rank."""
+        return Workspace(self._nbytes + sum(self._sizes.values()), 0)
+
+    @property
+    def sent_bytes(self) -> int:  # type: ignore[override]
+        """Bytes that this rank sends to other ranks in one run."""
+        return self._sent()
+
+    @property
     def covered(self) -> bool:
         """Whether all symmetric memory that it needs is there, on every rank then."""
-        sizes, gpu = self._sizes, self.gpu
-        return gpu.alone or all(gpu.symmetric_bytes(name) >= nbytes for name, nbytes in sizes.items())
+        bytes_of = self.gpu.symmetric_bytes
+        return self.gpu.alone or all(bytes_of(name) >= nbytes for name, nbytes in self._sizes.items())
 
     @property
     def queues(self) -> bool:

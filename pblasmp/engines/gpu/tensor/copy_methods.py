@@ -77,7 +77,12 @@ class PushTensorMethod(CopyMethod):
         return f"{why}; by messages: {unsent}" if unsent else ""
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        if super().refusal(engine, problem, options, None):
+        refused, kind = session_of(engine).refused, (0 in problem.tokens, options, *problem.apart_from_tokens)
+        if kind not in refused:
+            if len(refused) >= _MOST_KINDS:
+                refused.clear()
+            refused[kind] = bool(super().refusal(engine, problem, options, None))
+        if refused[kind]:
             return MESSAGES.cost(engine, problem, options)
         return super().cost(engine, problem, options)
 
@@ -131,6 +136,7 @@ def _why_not(
 # -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was
 # measured on this machine: benchmarks/results
 
+_MOST_KINDS = 256  # of products of which is remembered whether copies compute them
 _FASTEST, _RING, _BEST = 0.3, 0.4, 0.5  # costs
 _PAIR = 2
 _HIDES_COPIES = 1e10  # operations of all ranks that hide the extra cost of copies in pieces over NCCL's

@@ -12,8 +12,9 @@ There is none for AllGather + GEMM: copy engines and a GEMM for each shard are a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -76,19 +77,53 @@ def _leaves_none(gpu: Gpu) -> bool:
     return gpu.size > ranks or gpu.multiprocessors < enough
 
 
+@dataclass(slots=True)
+class _Tiled:
+    """What products that are cut into as many tiles have in common.
+
+    Attributes:
+        kernel: the kernel.
+        buffers: the bytes of their symmetric memory.
+        covered: whether that is known to be there.
+        places: where it is; None until it is needed.
+    """
+
+    kernel: OneKernel
+    buffers: dict[str, int]
+    covered: bool = False
+    places: _Places | None = None
+
+
+class _Places(NamedTuple):
+    """Where symmetric memory is, as long as the arena's ``generation`` is that; see ``KernelJob``."""
+
+    generation: int
+    capacity: int
+    control: int
+    flags: list[int]
+    boxes: list[list[int]]
+    inboxes: list[list[int]]
+
+
 class _OneKernelProduct(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
     name = "one_kernel"
     leaves_sms = True
     starts: Sequence[int]  # of the ranks' shares of the rows
+    tiles: Tiling
+    _tiled: _Tiled
     copies = True  # whether a rank's results are fetched by the others
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
         if left is None:
             left = _LEFT if may_shut_out(session) else 0
-        self._left = left
+        gpu = session.gpu
+        self._left, self._mma = left, by_mma(gpu.capability)
+        self.blocks = max(1, gpu.multiprocessors - left)
+        self._line = sum(p.inputs) // len(p.inputs) * p.dtype.itemsize
+        self._known: dict[Tiling, _Tiled] = {}  # of all products that are made of this one
         super().__init__(session, p, options)
         if left:
             self.path += f"; {left} multiprocessors are left to others"
@@ -129,24 +164,22 @@ class _OneKernelProduct(CopyProduct):
         return ""
 
     def _prepare(self) -> None:
-        p, form, size = self.p, self.form, self.size
-        line = sum(p.inputs) // len(p.inputs) * p.dtype.itemsize
-        self.blocks = blocks = max(1, self.gpu.multiprocessors - self._left)
-        tokens, outputs, _ = p.sizes
-        mma = by_mma(self.gpu.capability)
-        self.parts = way_of_parts(form, size, tokens, outputs, line, blocks, mma=mma)
+        p, form, size, rank, line, mma = self.p, self.form, self.size, self.rank, self._line, self._mma
+        width = sum(p.outputs) if form == "matmul_allgather" else p.outputs[0]
+        self.parts = way_of_parts(form, size, p.tokens[0], width, line, self.blocks, mma=mma)
         self._cut()
         narrow = line if is_float8(p.dtype) else None
-        self.tiles: Tiling = tiling(form, size, *self._share(), self.parts, blocks, line=narrow, mma=mma)
-        types = Types(p.dtype, p.w_dtype, self.travels, p.out_dtype)
-        self.kernel = OneKernel(form, types, size, self.tiles)
-        tokens, outputs, inputs = (of[self.rank] for of in (p.tokens, p.outputs, p.inputs))
-        width = sum(p.outputs) if form == "matmul_allgather" else outputs
-        matrices = {
-            "x": (tokens, inputs, p.dtype), "w": (outputs, inputs, p.w_dtype),
-            "out": (p.rows[self.rank], width, p.out_dtype),
-        }  # fmt: skip
-        for name, (rows, cols, dtype) in matrices.items():
+        self.tiles = tiles = tiling(form, size, *self._share(), self.parts, self.blocks, line=narrow, mma=mma)
+        cut = self._known.get(tiles)
+        if cut is None:
+            self.kernel = OneKernel(form, Types(p.dtype, p.w_dtype, self.travels, p.out_dtype), size, tiles)
+            cut = self._known[tiles] = _Tiled(self.kernel, self._boxes_of(tiles))
+        self._tiled, self.kernel = cut, cut.kernel
+        inputs = p.inputs[rank]
+        for name, rows, cols, dtype in (
+            ("x", p.tokens[rank], inputs, p.dtype), ("w", p.outputs[rank], inputs, p.w_dtype),
+            ("out", p.rows[rank], width, p.out_dtype),
+        ):  # fmt: skip
             if cols * dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
                 self._reserve(f"one_kernel {name}", rows * _aligned_ld(cols, dtype) * dtype.itemsize)
 
@@ -159,16 +192,27 @@ class _OneKernelProduct(CopyProduct):
         high = max(stop - start for start, stop in pairwise(self.starts))
         return high, self.p.outputs[0]
 
-    def _buffers(self) -> dict[str, int]:
-        tiles, in_boxes = 2 * self.tiles.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
+    def _boxes_of(self, tiling: Tiling) -> dict[str, int]:
+        tiles, in_boxes = 2 * tiling.count, parts_in_boxes(self.parts, sums=self.kernel.sums)
         sources = self.size if in_boxes else int(self.copies and not self.kernel.gives)
         stores = self.kernel.gives + (self.kernel.sums and self.parts in ("stored", "exchanged"))
         flags = _KINDS * self.size * tiles * np.dtype(np.uint32).itemsize
         return {
-            "one_kernel": sources * tiles * self.tiles.image_bytes,
-            ONE_KERNEL_INBOXES: stores * self.size * tiles * self.tiles.image_bytes,
+            "one_kernel": sources * tiles * tiling.image_bytes,
+            ONE_KERNEL_INBOXES: stores * self.size * tiles * tiling.image_bytes,
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
+
+    def _buffers(self) -> dict[str, int]:
+        return self._tiled.buffers
+
+    @property
+    def covered(self) -> bool:
+        """Whether all symmetric memory that it needs is there, on every rank then: it never shrinks."""
+        cut = self._tiled
+        if not cut.covered:
+            cut.covered = super().covered
+        return cut.covered
 
     def _start(self) -> None:
         self.gpu.use_current_stream()
@@ -203,16 +247,26 @@ class _OneKernelProduct(CopyProduct):
         raise NotImplementedError
 
     def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
+        cut, arena = self._tiled, self.gpu.arena
+        at = cut.places
+        if at is None or at.generation != arena.generation or arena.captured:
+            cut.places = at = self._found_places()
+        return KernelJob(
+            w=w, rank=self.rank, starts=self.starts, capacity=at.capacity, control=at.control, flags=at.flags,
+            boxes=at.boxes, inboxes=at.inboxes, bias=operands.bias, activation=operands.activation,
+            alpha=float(complex(self.options.alpha).real), scale_x=operands.scale_x, scale_w=operands.scale_w,
+            scale_d=operands.scale_d, amax=operands.amax, **how,
+        )  # fmt: skip
+
+    def _found_places(self) -> _Places:
+        """Return where symmetric memory is now; if a user's graph records, it holds these addresses. Local."""
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
         words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
         controls = [gpu.symmetric(flags, rank) for rank in range(self.size)]
-        return KernelJob(
-            w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
-            control=controls[self.rank], flags=[at + ONE_KERNEL_CONTROL for at in controls],
-            boxes=self._halves("one_kernel"), inboxes=self._halves(ONE_KERNEL_INBOXES),
-            bias=operands.bias, activation=operands.activation, alpha=float(complex(self.options.alpha).real),
-            scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d, amax=operands.amax,
-            **how,
+        return _Places(
+            gpu.arena.generation, words // (2 * _KINDS * self.size), controls[self.rank],
+            [at + ONE_KERNEL_CONTROL for at in controls], self._halves("one_kernel"),
+            self._halves(ONE_KERNEL_INBOXES),
         )  # fmt: skip
 
     def _halves(self, name: str) -> list[list[int]]:

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of tensor-parallel calls, by which calls like them are made without reading their arrays again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..engines.request import CONSTANTS
+from ..runtime.interop import (
+    address_of,
+    is_torch,
+    loses_gradient,
+    new_like,
+    on_stream_of,
+    stream_getter,
+    torch_type,
+)
+from ..runtime.planned import run
+from ..runtime.plans import Plan
+from .array_facts import ArrayFacts, changed
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..epilogue import Scales
+    from ..layout.schemes import Form
+
+Seen: TypeAlias = "tuple[Hashable, tuple[int, ...] | None]"
+"""What tells calls apart, but for where their arrays are; and x's dimensions except the last, if calls that differ in
+nothing else can be derived from each other: x is contiguous, and neither c nor out is given."""
+
+
+class Made:
+    """A call that has been read, to be made again on arrays like those. It holds none. Local to make.
+
+    Args:
+        call: a ``ParallelCall``.
+
+    Attributes:
+        spec, known: what was read.
+        number: of the call; 0 until it has run.
+        plan: the kept plan, perhaps closed since; None until it has run.
+    """
+
+    number = 0
+    plan: Plan[Any] | None = None
+
+    def __init__(self, call: Any) -> None:
+        self.spec, self.known, self._seen = call._spec, call._known, call.seen
+        self._stream = stream_getter(call.x)
+        given = call.x, call.w, call.bias, call.out
+        self._tensors = all(is_torch(each) for each in given if each is not None)
+        if self._tensors:
+            self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
+        self._call = changed(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
+        for name in ("_local", "_result", "_gathered", "_made"):
+            setattr(self._call, name, None)
+        self._varies = self.spec.varies
+
+    def with_lead(self, seen: Seen) -> Made | None:
+        """Return a call that differs in x's dimensions except the last, as on every rank. Local.
+
+        None if it must be read: rows of x are apart, or a rank has no part of the call, or had none of this one.
+
+        Args:
+            seen: of the arguments.
+        """
+        lead = seen[1]
+        if lead is None or not self._varies:
+            return None
+        ctx, first = self._call.ctx, lead[0] if lead else 1
+        spec = self.spec.with_tokens(first, math.prod(lead[1:]))
+        if spec is None:
+            return None
+        known = self.known.fitted(spec.problem, ctx.rank, (first,) * ctx.size, lead)
+        return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
+
+    def call_on(self, seen: Seen | None, x: Any, w: Any, bias: Any) -> Any:
+        """Return the call on other arrays. Local.
+
+        Args:
+            seen: of the arguments.
+            x, w, bias: the arrays; none of the others was given.
+        """
+        return changed(self._call, seen=seen, x=x, w=w, bias=bias)
+
+    def __call__(self, x: Any, w: Any, bias: Any) -> Any:
+        """Make the call, and return what the function does. Collective over the context.
+
+        On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
+        runs, on GPUs as a graph.
+        """
+        plan, done = self.plan, None
+        if plan is not None and plan.current:
+            ctx = self._call.ctx
+            y, gathered, addresses = self.results(x, w, bias)
+            done = plan.rerun(
+                addresses, self.number, partial(ctx.kept.find, self.spec), partial(on_stream_of, ctx.engine, x),
+                self._stream(),
+            )  # fmt: skip
+            if done:
+                return y if gathered is None else (y, gathered)
+            del y, gathered  # so that the next results get their memory, which the plan is bound to then
+        call = self.call_on(self._seen, x, w, bias)
+        result = run(call, voted=done is False)
+        self.ran(call)
+        return result
+
+    def results(self, x: Any, w: Any, bias: Any, out: Any = None) -> tuple[Any, Any, tuple[int, ...]]:
+        """Return new results, or ``out``, an array for what is gathered, and where these and the given arrays are."""
+        known = self.known
+        if not self._tensors:
+            y, gathered = new_results(self._call.ctx.engine, known, x, out)
+            return y, gathered, addresses_of(x, w, bias, y, gathered)
+        shape = known.gathered_shape
+        y = x.new_empty(known.shape, dtype=self._dtype) if out is None else out
+        gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
+        return y, gathered, (
+            x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+            0 if gathered is None else gathered.data_ptr(),
+        )  # fmt: skip
+
+    def ran(self, call: Any) -> None:
+        """Remember that a call like this one has run, and by which plan. Local."""
+        self.number, self.plan = call.number, call.ran_by if call.number else None
+
+
+def addresses_of(*arrays: Any) -> tuple[int, ...]:
+    """Return where arrays are, 0 for those that are absent. Local."""
+    return tuple([0 if each is None else address_of(each) for each in arrays])
+
+
+def new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:
+    """Return ``out`` or a new result, and a new array for what is gathered, None if that is not wanted. Local."""
+    shape = known.gathered_shape
+    return (
+        new_like(like, engine, known.shape, known.out_dtype) if out is None else out,
+        None if shape is None else new_like(like, engine, shape, known.dtype),
+    )
+
+
+def seen_of(
+    form: Form, arrays: tuple[Any, ...], scales: Scales | None, how: Mapping[str, Any]
+) -> Seen | None:
+    """Return what is seen of a call's arguments; None if its arrays must be read each time. Local.
+
+    Args:
+        form: the function's name.
+        arrays: x, w, bias, c and out.
+        scales: the scales.
+        how: its other arguments, in the same order in each place that calls this.
+    """
+    x, w, bias, c, out = arrays
+    alpha, beta = how.get("alpha", 1), how.get("beta", 0)
+    if not (isinstance(alpha, CONSTANTS) and isinstance(beta, CONSTANTS)):
+        return None
+    # 1, 1.0 and 1 + 0j are equal
+    scaled = None if scales is None else tuple(scales.facts())
+    same = form, *how, *how.values(), type(alpha), type(beta), _kind(w), _kind(bias), scaled
+    if c is out is None and how.get("algo") != "measure":
+        shape, tensor = x.shape, is_torch(x)
+        if 0 not in shape and (x.is_contiguous() if tensor else x.flags.c_contiguous):
+            return (*same, shape[-1], len(shape), _sort(x, tensor)), tuple(shape[:-1])
+    return (*same, _kind(x), _kind(c), _kind(out)), None
+
+
+def _kind(array: Any) -> Hashable:
+    """Return what a call looks at of an array, apart from its values and where they are. Local."""
+    if array is None:
+        return None
+    tensor = is_torch(array)
+    return array.shape, array.stride() if tensor else array.strides, _sort(array, tensor)
+
+
+def _sort(array: Any, tensor: bool) -> Hashable:
+    """Return what a call looks at of an array, perhaps PyTorch's, besides its shape. Local."""
+    if tensor:
+        state = array.is_conj(), array.is_neg(), array.requires_grad and loses_gradient(array)
+        return type(array), array.dtype, array.device, state
+    device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
+    return type(array), array.dtype, getattr(device, "id", None), writeable
