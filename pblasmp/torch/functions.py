@@ -208,7 +208,7 @@ def multiply(
         ctx.check_open()
         asked, needs = known
         if needs:
-            found: Tensor = operators.EagerProduct.apply(x, w, bias, asked, mains)
+            found: Tensor = operators.apply(x, w, bias, asked, mains)
             return found
         return asked.forward(x, part_of(w), None if bias is None else part_of(bias))[0]
     kind = operators.FORMS[form]
@@ -265,7 +265,7 @@ def _key(
 
     None for others, and for those that may be wrong.
     """
-    if scales is not None or torch.compiler.is_compiling() or not operators.is_eager(x, w, bias):
+    if scales is not None or not operators.is_eager(x, w, bias):
         return None
     if type(x) in (DTensor, type(None)) or type(algo) is not str or type(backward_algo) is not str:
         return None

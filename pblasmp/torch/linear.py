@@ -195,8 +195,10 @@ class _ParallelLinear(ParallelModule):
             ArgumentError: x does not fit; raised on every rank, except for a column-parallel layer whose input every
                 rank has: those multiply without waiting for each other.
         """
-        self._check_ties()
-        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias, self.main_grads())
+        if self._replaced:
+            self._check_ties()
+        mains = self.main_grads() if self.gradient_accumulation_fusion else ()
+        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias, mains)
         if not self.skip_bias_add:
             return y
         return y, self.bias if self.bias is None or isinstance(y, DTensor) else local(self.bias)

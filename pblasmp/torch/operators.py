@@ -440,6 +440,8 @@ class Multiplication:
     Attributes:
         form, ctx: as above.
         forward: the product.
+        keeps_x: the gradient of w comes from x, not from x gathered.
+        scatters: of the form.
     """
 
     def __init__(
@@ -453,6 +455,7 @@ class Multiplication:
         backward_algo: str,
     ) -> None:
         self.form, self.ctx, self._how = form, ctx, (keep, by_rule, total, algo, backward_algo)
+        self.keeps_x, self.scatters = FORMS[form].gathers != "x", FORMS[form].scatters
         self.forward = Again(form, ctx, False, keep, by_rule, total, algo)
         self._backward: dict[tuple[bool, int | None], Again] = {}
 
@@ -502,12 +505,12 @@ class EagerProduct(torch.autograd.Function):
         """Return the product. Collective over the context, unless it is local."""
         node.asked, node.form, node.mains, node.shape = asked, asked.form, mains, x.shape
         node.set_materialize_grads(False)
-        node.split = tuple(like(each) if isinstance(each, DTensor) else None for each in (w, bias))
+        node.split = like(w) if type(w) is DTensor else None, like(bias) if type(bias) is DTensor else None
         w, bias = part_of(w), None if bias is None else part_of(bias)
         y, gathered = asked.forward(x, w, bias)
-        kind, (needs_x, needs_w, *_) = FORMS[asked.form], node.needs_input_grad
-        kept = gathered if kind.gathers == "x" else x
-        node.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
+        needs_x, needs_w, *_ = node.needs_input_grad
+        kept = x if asked.keeps_x else gathered
+        node.save_for_backward(kept if needs_w else None, w if needs_x or asked.scatters else None)
         return y
 
     @staticmethod
@@ -523,6 +526,21 @@ class EagerProduct(torch.autograd.Function):
             None,
             None,
         )
+
+
+_apply = super(
+    torch.autograd.Function, EagerProduct
+).apply  # without a search for what the next function finds
+
+
+def apply(
+    x: Tensor, w: Tensor, bias: Tensor | None, asked: Multiplication, mains: Sequence[Tensor]
+) -> Tensor:
+    """Return what ``EagerProduct.apply`` does. Collective over the context, unless it is local."""
+    wraps = torch._C._functorch.is_functorch_wrapped_tensor
+    wrapped = wraps(x) or wraps(w) or (bias is not None and wraps(bias))  # by a transform that is over
+    y: Tensor = (EagerProduct.apply if wrapped else _apply)(x, w, bias, asked, mains)
+    return y
 
 
 # -- gradients of parameters

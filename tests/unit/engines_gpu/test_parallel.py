@@ -129,7 +129,9 @@ def test_repeated_calls_replay_a_graph_where_the_addresses_are_the_same(ctx, lib
     x, w, y, read = numbers((6, 4)), numbers((5, 4)), numbers((6, 5)), []
     monkeypatch.setattr(made, "new_like", lambda *_: y)  # as an allocator does that gives memory again
     placed = call.ParallelCall.placed
-    monkeypatch.setattr(call.ParallelCall, "placed", lambda self, product: read.append(1) or placed(self, product))
+    monkeypatch.setattr(
+        call.ParallelCall, "placed", lambda self, product: read.append(1) or placed(self, product)
+    )
 
     def multiply(x):
         y[...] = np.nan

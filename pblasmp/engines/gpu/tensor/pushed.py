@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ....layout import ParallelProblem
     from ...request import Options
     from ..runtime.gpu import Gpu
+    from ..session import Session
 
 _PASSED_ON = 8  # the first flag of what has come from other domains
 _PULL = 2  # most ranks that pull sums
@@ -50,18 +51,20 @@ class PushedTensorProduct(CopyProduct):
             why = "nodes have unlike numbers of GPUs"
         return why or super().why_not(gpu, p, options)
 
-    def _prepare(self) -> None:
-        domains = self.gpu.domains
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+        domains, rank = session.gpu.domains, session.gpu.rank
         self._places = {rank: i for ranks in domains for i, rank in enumerate(ranks)}
-        self._members = next(ranks for ranks in domains if self.rank in ranks)
-        at = self._places[self.rank]
+        self._members = next(ranks for ranks in domains if rank in ranks)
+        at = self._places[rank]
         self.near = [*self._members[at + 1 :], *self._members[:at]]
         self._rails = [sorted(ranks[i] for ranks in domains) for i in range(len(self._members))]
         self.rail, self.far = self._rails[at], len(domains) > 1
-        pieces_between = max(1, min(_MOST, int(self.p.flops / self.size / _WORTH)))
-        self.count = pieces_between if self.far else 0
         if self.far:
             self.streams = (*self.streams, *{"copy", "sum", "net"}.difference(self.streams))
+        super().__init__(session, p, options)
+
+    def _prepare(self) -> None:
+        self.count = max(1, min(_MOST, int(self.p.flops / self.size / _WORTH))) if self.far else 0
 
     def rail_of(self, rank: int) -> list[int]:
         """Return the rail of a rank. Local."""
