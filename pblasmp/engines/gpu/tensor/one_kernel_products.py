@@ -12,9 +12,9 @@ There is none for AllGather + GEMM: copy engines and a GEMM for each shard are a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,24 +85,15 @@ class _Tiled:
         kernel: the kernel.
         buffers: the bytes of their symmetric memory.
         covered: whether that is known to be there.
-        places: where it is; None until it is needed.
+        generation: of the arena when it was found where that is.
+        places: where, as ``KernelJob`` has it.
     """
 
     kernel: OneKernel
     buffers: dict[str, int]
     covered: bool = False
-    places: _Places | None = None
-
-
-class _Places(NamedTuple):
-    """Where symmetric memory is, as long as the arena's ``generation`` is that; see ``KernelJob``."""
-
-    generation: int
-    capacity: int
-    control: int
-    flags: list[int]
-    boxes: list[list[int]]
-    inboxes: list[list[int]]
+    generation: int = -1
+    places: dict[str, Any] = field(default_factory=dict)
 
 
 class _OneKernelProduct(CopyProduct):
@@ -247,26 +238,21 @@ class _OneKernelProduct(CopyProduct):
         raise NotImplementedError
 
     def _with_boxes(self, operands: Views, w: View, **how: Any) -> KernelJob:
-        cut, arena = self._tiled, self.gpu.arena
-        at = cut.places
-        if at is None or at.generation != arena.generation or arena.captured:
-            cut.places = at = self._found_places()
+        tiled, arena, gpu, flags = self._tiled, self.gpu.arena, self.gpu, ONE_KERNEL_FLAGS
+        if (
+            tiled.generation != arena.generation or arena.captured
+        ):  # then what is captured holds the addresses
+            words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
+            controls = [gpu.symmetric(flags, rank) for rank in range(self.size)]
+            tiled.generation, tiled.places = arena.generation, {
+                "capacity": words // (2 * _KINDS * self.size), "control": controls[self.rank],
+                "flags": [at + ONE_KERNEL_CONTROL for at in controls], "boxes": self._halves("one_kernel"),
+                "inboxes": self._halves(ONE_KERNEL_INBOXES),
+            }  # fmt: skip
         return KernelJob(
-            w=w, rank=self.rank, starts=self.starts, capacity=at.capacity, control=at.control, flags=at.flags,
-            boxes=at.boxes, inboxes=at.inboxes, bias=operands.bias, activation=operands.activation,
+            w=w, rank=self.rank, starts=self.starts, bias=operands.bias, activation=operands.activation,
             alpha=float(complex(self.options.alpha).real), scale_x=operands.scale_x, scale_w=operands.scale_w,
-            scale_d=operands.scale_d, amax=operands.amax, **how,
-        )  # fmt: skip
-
-    def _found_places(self) -> _Places:
-        """Return where symmetric memory is now; if a user's graph records, it holds these addresses. Local."""
-        gpu, flags = self.gpu, ONE_KERNEL_FLAGS
-        words = (gpu.symmetric_bytes(flags) - ONE_KERNEL_CONTROL) // np.dtype(np.uint32).itemsize
-        controls = [gpu.symmetric(flags, rank) for rank in range(self.size)]
-        return _Places(
-            gpu.arena.generation, words // (2 * _KINDS * self.size), controls[self.rank],
-            [at + ONE_KERNEL_CONTROL for at in controls], self._halves("one_kernel"),
-            self._halves(ONE_KERNEL_INBOXES),
+            scale_d=operands.scale_d, amax=operands.amax, **tiled.places, **how,
         )  # fmt: skip
 
     def _halves(self, name: str) -> list[list[int]]:
