@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -98,25 +98,25 @@ class Taken:
 
     Attributes:
         name: its name.
-        number: the algorithm's number, the same on every rank.
         known: all algorithms for this kind of problem, by name.
         problem, options: what was asked for.
         follows: the name of the epilogue.
         measured: by name, the seconds that were measured for such a problem on this machine, if any.
         refused: by name, why those refuse the problem that would have come first.
-        others: by name, the algorithms that may come before it at another size, the least cost first, each with that
-            cost and its number; filled when it is needed.
     """
 
     name: str
-    number: int
     known: Mapping[str, Method]
     problem: AnyProblem
     options: Options
     follows: str
     measured: Mapping[str, float]
     refused: Mapping[str, str]
-    others: dict[str, list[tuple[tuple[float, int], Method]]] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The algorithm's number, the same on every rank."""
+        return [*self.known].index(self.name)
 
     def verdicts(self) -> dict[str, Verdict]:
         """Return by name the verdict on every algorithm; those that come after the one taken are not tried. Local."""
@@ -134,44 +134,21 @@ class Taken:
         """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
         known, options, refused = self.known, self.options, self.refused
         measured = _measured(engine, problem, options, self.follows, alone=True)
-        name, number = self.name, self.number
+        left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
+        name = self.name
         if measured:
-            left = {name: row for name, row in known.items() if self._may_come(name)}
             name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
-            number = [*known].index(name)
-        elif others := self._others():
-            best = known[name].cost(engine, problem, options), number
-            for least, row in others:
-                if least > best:
-                    break
-                viewed = row.view(problem)
-                if not isinstance(viewed, str):
-                    best = min(best, (row.cost(engine, viewed, options), least[1]))
-            if best[1] != number:
-                number = best[1]
-                name = [*known][number]
-        if name in refused:
-            return None
-        return Taken(name, number, known, problem, options, self.follows, measured, refused, self.others)
-
-    def _may_come(self, name: str) -> bool:
-        """Return whether an algorithm may be taken at another size. Local."""
-        return name not in self.refused or self.known[name].refuses_sizes
-
-    def _others(self) -> list[tuple[tuple[float, int], Method]]:
-        """Return ``others`` of this algorithm. Local."""
-        found = self.others.get(self.name)
-        if found is None:
-            rows = [] if self.options.algo != "auto" else enumerate(self.known.items())
-            found = self.others[self.name] = sorted(
-                (
-                    ((row.least, number), row)
-                    for number, (name, row) in rows
-                    if name != self.name and self._may_come(name)
-                ),
-                key=lambda each: each[0],
-            )
-        return found
+        elif options.algo == "auto":
+            best = known[name].cost(engine, problem, options), self.number
+            for number, (other, row) in enumerate(known.items()):
+                if (row.least, number) < best and other != name and other in left:
+                    viewed = row.view(problem)
+                    cost = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
+                    if (cost, number) < best:
+                        best, name = (cost, number), other
+        return (
+            None if name in refused else Taken(name, known, problem, options, self.follows, measured, refused)
+        )
 
 
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:
@@ -221,9 +198,7 @@ def choose(
             return (
                 known[name],
                 viewed,
-                Taken(
-                    name, [*known].index(name), known, problem, options, operands.follows, measured, refused
-                ),
+                Taken(name, known, problem, options, operands.follows, measured, refused),
             )
         refused[name] = why
     if options.algo != "auto":

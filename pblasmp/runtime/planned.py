@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from ..comm import vote_on
 from ..engines.method import Taken
 from ..engines.product import Product
 from ..logs import logger
@@ -129,7 +130,8 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         return None
     queues = product.queues
     with ctx.running(call.name, checks=not queues, computes=not queues):
-        if not ctx.agrees(call.name, hash((number, plan is None, choice.number, *varied)) & _VOTES):
+        vote = hash((number, plan is None, choice.number, *varied)) & _VOTES
+        if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
             return False
         call.number = ctx.calls.remember(signature, call.remembered())
         keep: Callable[[], object] = partial(ctx.kept.find, key)

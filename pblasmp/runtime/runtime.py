@@ -375,18 +375,6 @@ class Runtime(Generic[Matrix]):
         told = gather_on(self.control, call, number, [ready])
         return None if told is None else all(each[0] for each in told)
 
-    def agrees(self, call: str, number: int) -> bool:
-        """Return whether all ranks make the call of that number. Collective over the context, inside ``running``.
-
-        Args:
-            call: its name.
-            number: the same on two ranks if, and only if, they make the same call.
-
-        Raises:
-            Exception: what the ranks agreed to raise.
-        """
-        return self.size == 1 or vote_on(self.control, call, number)
-
     def launch_again(self, call: str, number: int, ready: Ready) -> Launched:
         """Queue at once what this rank has ready if all ranks do: see ``launch_on``. Collective over the context."""
         self.check_open()

@@ -117,7 +117,7 @@ def allgather_matmul(
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         return_gathered=return_gathered, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype,
         w_dtype=w_dtype,
-    )  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def matmul_reduce_scatter(
@@ -176,7 +176,7 @@ def matmul_reduce_scatter(
         "matmul_reduce_scatter", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def matmul_allreduce(
@@ -233,7 +233,7 @@ def matmul_allreduce(
         "matmul_allreduce", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def matmul_allgather(
@@ -289,7 +289,7 @@ def matmul_allgather(
         "matmul_allgather", ctx, x, w, c, out, bias, scales,
         transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation, algo=algo,
         compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )  # fmt: skip
+    )[0]  # fmt: skip
 
 
 def parallel_call(

@@ -561,12 +561,7 @@ class ParallelCall(UserCall[Any]):
         self._buffer = self._memory = None
 
 
-def multiply(*arguments: Any, **how: Any) -> Any:
-    """Return what a tensor-parallel function returns; takes what ``multiply_to_repeat`` does. Collective."""
-    return multiply_to_repeat(*arguments, **how)[0]
-
-
-def multiply_to_repeat(
+def multiply(
     form: Form,
     ctx: Runtime[Any],
     x: Any,

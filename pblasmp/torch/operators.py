@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from ..context import Context
 from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
-from ..tensor_parallel.call import check_algorithm, multiply, multiply_to_repeat
+from ..tensor_parallel.call import check_algorithm, multiply
 from ..tensor_parallel.made import Made
 from .meshes import like, part_of
 
@@ -253,7 +253,7 @@ def run(
         return _alone(x, w, bias, transposed), None
     if kind.part_of_x and scales is None:
         x = x[..., own(x.shape[-1], ctx)]
-    found = multiply(
+    found, _ = multiply(
         kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
         transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
     )  # fmt: skip
@@ -409,7 +409,7 @@ class Again:
             found = made(part, w, bias)
         else:
             rows = in_rows(part)
-            found, made = multiply_to_repeat(self._kind.call, self._ctx, rows, w, bias=bias, **self._how)
+            found, made = multiply(self._kind.call, self._ctx, rows, w, bias=bias, **self._how)
             if made is not None and rows is part and len(self._made) < _MOST_SEEN:
                 self._made[key] = made
         y, gathered = found if self._keep else (found, None)

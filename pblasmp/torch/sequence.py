@@ -187,7 +187,7 @@ def _agree(ctx: Context, call: str, what: str) -> None:
 
     key = call, what
     number, known = ctx.calls.known(key)
-    alike = number and ctx.agrees(call, number)
+    alike = number and ctx.all_repeat(call, number, ready=True) is not None
     if not alike:
         voted = bool(number)
         if not ctx.calls.agree(lambda: ctx.agreement(call), key, lambda _: known, first, voted=voted)[0]:

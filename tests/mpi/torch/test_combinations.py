@@ -244,6 +244,11 @@ def functional(ctx: pb.Context) -> None:
             pb.UnsupportedError, match=r"torch\.func\.grad, vjp, jvp and vmap do not go through"
         ):
             transform(lambda w: loss(w, x))(w)
+    left: list[Tensor] = []  # a transform that is over leaves what it has wrapped
+    torch.func.grad(lambda x: (left.append(x), x.sum())[1])(x)
+    gradients = [torch.autograd.grad(loss(asked, each), asked)[0] for each in (x, x, *left, *left)]
+    for each in gradients[1:]:
+        compare("what a transform leaves", each, gradients[0])
     embedding = pt.VocabParallelEmbedding(8, 5, ctx=ctx).double()
     logits = integers(ctx, 2, 4, 3).requires_grad_()
     twice = (

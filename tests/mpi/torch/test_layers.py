@@ -343,8 +343,7 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(operators, "streams_of", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
-        for name in ("multiply", "multiply_to_repeat"):
-            logged(operators, name, "collective")
+        logged(operators, "multiply", "collective")
         patch.setattr(operators, "WORTH_A_STREAM", 0)
         logged(operators, "of_parameters", "weights")
         logged(float8, "scaled_weight", "weights")

@@ -221,7 +221,7 @@ def python_calls(function: Callable[[], Any]) -> tuple[Any, int]:
         sys.setprofile(None)
 
 
-_MOST_CALLS = 260
+_MOST_CALLS = 185
 
 
 def other_tokens(comm: Any, path: str) -> Any:
