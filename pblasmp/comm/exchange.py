@@ -175,6 +175,18 @@ class Side:
         rows, cols = map(Axis.whole, shape)
         return cls(rows, cols, Cells.of([Cell((0, 0), (rank,))]), order)
 
+    def band(self, start: int, stop: int) -> Side:
+        """Return the layout of the rows from ``start`` to ``stop``."""
+        return Side(self.rows.window(start, stop), self.cols, self.cells, self.order)
+
+    def lines(self, arrays: CellArrays, start: int, stop: int) -> CellArrays:
+        """Return these rows of its arrays, by the indices of their cells."""
+        return {
+            i: array[self.rows.local_window(self.cells[i].coords[0], start, stop)]
+            for i, array in arrays.items()
+            if i < len(self.cells)
+        }
+
     @property
     def T(self) -> Side:  # noqa: N802
         """The same arrays seen transposed."""

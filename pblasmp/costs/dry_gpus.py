@@ -72,7 +72,7 @@ class _PassedPanels(OwnPanels):
 
 
 _WIDTHS = (
-    "tile", "band", "coarser", "panel", "lead", "stripes", "update_order", "panel_flops", "factor_alone",
+    "tile", "band", "coarser", "panel", "lead", "solved", "stripes", "update_order", "panel_flops", "factor_alone",
     "factor_width", "factor_wait", "panel_width",
 )  # fmt: skip
 """What algorithms ask of a GPU's operations before they compute."""

@@ -42,6 +42,7 @@ class Operations(Protocol):
         coarser: how many times as large both are for few columns: queueing more takes longer than reading zeros.
         panel: indices of k in a panel of the algorithm "panels".
         lead: indices of k in the first of these panels; 0: as many as in the others.
+        solved: equations in a panel of ``trsm``, and in the first one, likewise.
         panel_flops: floating-point operations that take as long as starting a panel's messages.
         stripes: number of parts in which a large matrix is moved and added.
         update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
@@ -66,6 +67,7 @@ class Operations(Protocol):
     coarser: int
     panel: int
     lead: int
+    solved: tuple[int, int]
     panel_flops: float
     stripes: int
     update_order: str
@@ -152,6 +154,16 @@ class Operations(Protocol):
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
+
+    def solver(
+        self, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool, turn: int = 0
+    ) -> tuple[LocalArray, Callable[[], None]]:
+        """Return where the right-hand sides of ``a x = b`` are to be, perhaps in ``x``, and what solves for ``x`` then.
+
+        What does not depend on them is done now. ``turn``: 0 and 1 take turns if one is made before the solver that was
+        made before has run.
+        """
+        return x, lambda: self.trsm(1, a, x, lower=lower, unit=unit)
 
     def multiply_part(self, g: Any, runs: Callable[[], Sequence[LocalArray]], diagonal: str) -> bool:
         """Compute a product, a ``Gemm``, in which some elements of each row of the left matrix count, or return False.
@@ -286,6 +298,16 @@ class Transport(Protocol):
         Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
         the rest follow in ``finish``.
         """
+
+    def ahead(self, *, follows: bool = False, joins: bool = True) -> AbstractContextManager[None]:
+        """Return a context whose moves, if they are queued, run beside what the caller's stream has meanwhile.
+
+        Args:
+            follows: they wait for all that was queued before, not only for what was before the end of the last such
+                context that ``joins``. The first one of a call must.
+            joins: what is queued later waits for them.
+        """
+        return nullcontext()
 
     def sum_ranks(self, array: LocalArray) -> None:
         """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""

@@ -106,7 +106,8 @@ def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any,
 def thresholds(rng: Any) -> Iterator[str]:
     """Within, small matrices on CPU ranks take the ways of large ones."""
     limits = pick(rng, ({}, {"tiny": 0}, {"tiny": 0, "portion": 40}, {"tiny": 0, "stay": 0}))
-    how = {"panel": pick(rng, (4, 7, 1 << 10)), "lead": pick(rng, (0, 2)), "stripes": pick(rng, (1, 2))}
+    panel, lead = pick(rng, (4, 7, 1 << 10)), pick(rng, (0, 2))
+    how = {"panel": panel, "lead": lead, "solved": (panel, lead), "stripes": pick(rng, (1, 2))}
     if rng.integers(2):
         how |= {"tile": 16, "band": pick(rng, (0, 40))}
     with (

@@ -376,10 +376,12 @@ def _step(
 
 def _refine(
     macros: dict[str, str], kind: Any, x: int, down: int, across: int, found: int, found_down: int,
-    found_across: int, triangle: int, inverse: int, condition: int, turned: int, size: int, columns: int,
+    found_across: int, triangle: int, inverse: int, condition: int, turned: int, stays: int, size: int,
+    columns: int,
 ) -> None:  # fmt: skip
     right, wide = _strided(x, size, columns, kind, down, across), int(macros["WIDTH"])
-    known = _strided(found, size, columns, kind, found_down, found_across).copy()
+    result = _strided(found, size, columns, kind, found_down, found_across)
+    known = result.copy()
     factor, solve = (np.tril(matrix(at, size, size, wide, kind)) for at in (triangle, inverse))
     if turned:
         factor, solve = factor.T, solve.T
@@ -388,7 +390,7 @@ def _refine(
         known = solve_triangular(factor, right, lower=not turned, check_finite=False)
     elif not worst <= float(macros["FAIR"]):
         known += solve @ (right - factor @ known)
-    right[...] = known
+    (result if stays else right)[...] = known
 
 
 _PLAYED = {

@@ -63,6 +63,7 @@ class SlabProduct(QueuedProduct):
             slabs.k if active else 0,
             backwards=slabs.backwards,
             lead=operations.lead,
+            ahead=slabs.part is None,  # parts of a result are multiplied until after the next panel's begin
         )
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
         if all(x.in_place for x in slabs.operands):

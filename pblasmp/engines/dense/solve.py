@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """trsm: every rank can read A, the right-hand sides are dealt out evenly, and each rank does one local solve.
 
-If A is to the right of X, everything is transposed, so that A is always to the left. With panels of A, the equations of
-one panel are solved, and their contribution to the other equations is subtracted.
+If A is to the right of X, everything is transposed, so that A is always to the left. With panels of A, which have the
+rows of some equations, the contribution of the unknowns that are known is subtracted from the right-hand sides of one
+panel, and its equations are solved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...comm import Exchange, NodeCells, Side
+from ...comm import CellArrays, Exchange, NodeCells, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -20,13 +22,41 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
 from ..method import type_refusal
-from ..moving.panels import FOLLOWS, Operand, Panels, domain_of, domains, everyone, memory_refusal
-from ..protocol import Engine, Method
+from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
+from ..protocol import Engine, Method, Transfer
 from ..request import AnyProblem, Operands, Options
 
 _EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
 
 Array = Any
+Step = tuple[Array, Callable[[], None], Array]
+"""Where the right-hand sides of a panel are to be, what solves then, and what is multiplied by known unknowns."""
+
+
+class _Way:
+    """Moves of bands of rows between layouts. Making one is local.
+
+    Args:
+        engine: where they are.
+        of, to: the layouts.
+        bands: rows, from and to.
+        dtype: the element type.
+    """
+
+    def __init__(
+        self, engine: Engine, of: Side, to: Side, bands: Sequence[tuple[int, int]], dtype: np.dtype
+    ) -> None:
+        self._transport, self._of, self._to, self._bands = engine.transport, of, to, bands
+        self.exchanges = [self._transport.exchange(of.band(*rows), to.band(*rows), dtype) for rows in bands]
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def start(self, i: int, x: CellArrays, y: CellArrays) -> Transfer:
+        """Start the move of a band. Collective over the ranks."""
+        rows = self._bands[i]
+        of, to = self._of.lines(x, *rows), self._to.lines(y, *rows)
+        return self._transport.start_exchange(self.exchanges[i], of, to, slots=SLOTS)
 
 
 class SolveProduct(QueuedProduct):
@@ -45,7 +75,7 @@ class SolveProduct(QueuedProduct):
         source, target = (Side.of(x).T if self._turned else Side.of(x) for x in (p.b, p.d))
         order = source.rows.extent
         self._in_d = _solves_in_d(p, size)
-        self._may_stay = self._in_d and p.b.same_places(p.d)
+        self._stays = self._in_d and p.b.same_places(p.d)  # right-hand sides are where they are solved for
         if self._in_d:
             self.notes += ("the equations are solved in the memory of the result",)
         self._bytes = _slab_bytes(p, size)
@@ -59,30 +89,24 @@ class SolveProduct(QueuedProduct):
             cells = NodeCells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
             slabs = Side(Axis.whole(order), dealt, cells, source.order)
         self._dtype, self._order = p.d.dtype, source.order
-        exchange = engine.transport.exchange
-        self._in = exchange(source, slabs, p.d.dtype)
-        self._out = None if self._in_d else exchange(slabs, target, p.d.dtype)
         k = order if options.alpha != 0 else 0
+        width, lead = engine.operations.solved
         self._panels = Panels(
-            engine, way, [self._a], k, backwards=not self._lower, lead=engine.operations.lead
+            engine, way, [self._a], k, backwards=not self._lower, width=width, lead=lead, ahead=True
         )
         nbytes = 0
         if self._panels.panels:
-            moves: list[Exchange | Panels] = [self._panels]
-            if not self._stays(operands.b, operands.d):
-                moves.append(self._in)
-            if self._out is not None:
-                moves.append(self._out)
+            # on GPUs right-hand sides arrive with the panel of their equations, and unknowns leave when they are found
+            bands = self._panels.panels if engine.traits.queues else [(0, order)]
+            self._in = _Way(engine, source, slabs, [] if self._stays else bands, p.d.dtype)
+            self._out = _Way(engine, slabs, target, [] if self._in_d else bands, p.d.dtype)
+            moves: list[Exchange | Panels] = [self._panels, *self._in.exchanges, *self._out.exchanges]
             self.sent_bytes = sum(move.sent_bytes for move in moves)
             self.copied_bytes = sum(move.copied_bytes for move in moves)
             nbytes = self._panels.nbytes + self._bytes
             if engine.traits.queues and not self._in_d:
                 self._carved()  # the ranks agree now, but not in a run
         self.workspace = engine.operations.workspace(nbytes)
-
-    def _stays(self, b: Array, d: Array) -> bool:
-        """Return whether the right-hand sides are where the equations are solved. Local."""
-        return self._may_stay and same_memory(b, d)
 
     def _queue(self, operands: Operands) -> None:
         """Solve for D, which may be B."""
@@ -94,33 +118,73 @@ class SolveProduct(QueuedProduct):
         if self._turned:
             b, d = b.T, d.T
         transport = self._engine.transport
-        rank = transport.rank
-        given, wanted = {rank: b}, {rank: d}
+        given, wanted = {transport.rank: b}, {transport.rank: d}
         slabs = wanted if self._in_d else self._carved()
-        arriving = self._panels.arrive({"a": operands.a}) if self._engine.traits.queues else None
-        if not self._stays(b, d):
-            transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
-        mine = slabs.get(rank)
+        x, coming, leaving = slabs.get(transport.rank), list[Transfer](), list[Transfer]()
+        right = b if self._stays else x
+        for i, (start, stop, step) in enumerate(self._arriving(operands.a, given, slabs, coming)):
+            with transport.ahead(follows=True, joins=False):
+                if i < len(self._in) - 1:
+                    coming.append(self._in.start(i + 1, given, slabs))
+                if 0 < i < len(self._out):
+                    leaving.append(self._out.start(i - 1, slabs, wanted))
+                if len(leaving) > SLOTS:
+                    leaving.pop(0).finish()
+            if step is not None:
+                self._solve(step, right, x, start, stop)
+        if self._shared and not self._in_d:
+            transport.fence()  # wait until every slab of the node has been solved for
+        with transport.ahead(follows=True):
+            if len(self._out):
+                leaving.append(self._out.start(len(self._out) - 1, slabs, wanted))
+            for each in leaving:
+                each.finish()
+
+    def _arriving(
+        self, a: Array, given: CellArrays, slabs: dict[int, Array], coming: list[Transfer]
+    ) -> Iterator[tuple[int, int, Step | None]]:
+        """Yield (start, stop, step) of each panel, when its right-hand sides have come. Collective over the ranks."""
+        transport = self._engine.transport
+        x = slabs.get(transport.rank)
+
+        def prepare(i: int, found: Arrived) -> Step | None:
+            if coming:
+                coming.pop(0).finish()
+            return self._prepared(x, i, found) if x is not None and x.size else None
+
+        arriving = self._panels.arrive({"a": a}, prepare) if self._engine.traits.queues else None
+        if len(self._in):
+            coming.append(self._in.start(0, given, slabs))
+        if arriving is not None:
+            return arriving
+        if coming:
+            coming.pop().finish()
         if self._shared and not self._panels.fenced:
             transport.fence()  # wait until the right-hand sides of the node have been written
-        if arriving is None:  # ranks that share memory first agree that they have read the last call's panels
-            arriving = self._panels.arrive({"a": operands.a})
-        for i, (start, stop, (panel,)) in enumerate(arriving):
-            if mine is not None and mine.size:
-                self._solve(panel[0] if isinstance(panel, dict) else panel, mine, start, stop, first=i == 0)
-        if self._out is not None:
-            if self._shared:
-                transport.fence()  # wait until every slab of the node has been solved for
-            transport.start_exchange(self._out, slabs, wanted, slots=SLOTS).finish()
+        # ranks that share memory have agreed by now that they have read the last call's panels
+        return self._panels.arrive({"a": a}, prepare)
 
-    def _solve(self, panel: Array, x: Array, start: int, stop: int, *, first: bool) -> None:
-        """Solve the equations ``start`` to ``stop`` and subtract their contribution to those that follow."""
-        operations = self._engine.operations
-        rest = slice(stop, None) if self._lower else slice(0, start)
-        alpha = self._options.alpha if first else 1
-        operations.trsm(alpha, panel[start:stop], x[start:stop], lower=self._lower, unit=self._unit)
-        if x[rest].size:
-            operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
+    def _prepared(self, x: Array, i: int, found: Arrived) -> Step:
+        """Return how the unknowns of panel ``i`` of ``x`` are found. Local."""
+        (panel,), (start, stop) = found, self._panels.panels[i]
+        panel = (panel[0] if isinstance(panel, dict) else panel).T
+        first = self._a.rows(start, stop)[0]
+        own = panel[:, start - first : stop - first]
+        known = panel[:, slice(start) if self._lower else slice(stop - first, None)]
+        solver = self._engine.operations.solver
+        return *solver(own, x[start:stop], lower=self._lower, unit=self._unit, turn=i % 2), known
+
+    def _solve(self, step: Step, right: Array, x: Array, start: int, stop: int) -> None:
+        """Find the unknowns ``start`` to ``stop``: the others' contribution is subtracted from the right-hand sides."""
+        operations, alpha = self._engine.operations, self._options.alpha
+        rest, solve, factors = step
+        old, known = right[start:stop], x[:start] if self._lower else x[stop:]
+        stays = same_memory(old, rest)
+        if known.size:
+            operations.gemm(-1, factors, known, alpha, rest, c=None if stays else old)
+        elif not (stays and alpha == 1):
+            operations.add(rest, alpha, old, 0, rest, None, conjugate=False)
+        solve()
 
     def _carved(self) -> dict[int, Array]:
         """Return the slabs of right-hand sides that this rank can write, by rank."""
@@ -133,13 +197,14 @@ class SolveProduct(QueuedProduct):
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:
-    """Return A as an operand that every rank needs as a whole."""
-    flip, conjugate, _ = triangle_of(p)
-    side = Side.of(p.a).T if flip else Side.of(p.a)
-    rows, order = side.rows, p.a.shape[0]
-    outer = rows if rows.nprocs == 1 else Axis.whole(order)
-    dtype = engine.operations.slab_dtype(p.a.dtype)
-    return Operand(p.a, flip, conjugate, everyone(engine.transport.size), outer, dtype, "a")
+    """Return A, transposed, as an operand that every rank needs as a whole: a panel has the rows of some unknowns."""
+    flip, conjugate, triangle = triangle_of(p)
+    rows = (Side.of(p.a) if flip else Side.of(p.a).T).rows
+    outer = rows if rows.nprocs == 1 else Axis.whole(p.a.shape[0])
+    dtype, everywhere = engine.operations.slab_dtype(p.a.dtype), everyone(engine.transport.size)
+    return Operand(
+        p.a, not flip, conjugate, everywhere, outer, dtype, "a", triangle="U" if triangle == "L" else "L"
+    )
 
 
 def _solves_in_d(p: Level3Problem, size: int) -> bool:

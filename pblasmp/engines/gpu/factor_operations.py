@@ -116,15 +116,25 @@ class GpuFactorOperations(GpuOperations):
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``, if it is large by products. Local."""
-        if unit and lower and alpha == 1 and self._substitutes(a, x):
+        if self._halves_win(len(a), x.shape[1], unit=unit):
+            if alpha != 1:
+                scale(x, alpha)
+            Halves(self, a, x, x, lower=lower, unit=unit).run()
+        elif unit and lower and alpha == 1 and self._substitutes(a, x):
             self.kernels.substitute(self._current(), a, x)
-            return
-        if not self._halves_win(len(a), x.shape[1], unit=unit):
+        else:
             super().trsm(alpha, a, x, lower=lower, unit=unit)
-            return
-        if alpha != 1:
-            scale(x, alpha)
-        Halves(self, a, x, lower=lower, unit=unit).run()
+
+    def solver(
+        self, a: Array, x: Array, *, lower: bool, unit: bool, turn: int = 0
+    ) -> tuple[Array, Callable[[], None]]:
+        """Return where the right-hand sides are to be, and what queues the solution; inverses are queued now. Local."""
+        if not self._halves_win(len(a), x.shape[1], unit=unit):
+            return x, partial(self.trsm, 1, a, x, lower=lower, unit=unit)
+        by_rows = blas_operand(x)[0] == "T"
+        right = self.temporary("right", x.shape[::-1] if by_rows else x.shape, np.dtype(x.dtype))
+        right = right.T if by_rows else right
+        return right, Halves(self, a, right, x, lower=lower, unit=unit, turn=turn).run
 
     def multiply_part(self, g: Gemm, runs: Callable[[], Sequence[Array]], diagonal: str) -> bool:
         """Queue a product of few columns with some elements of each row of the left matrix, which are read once. Local.

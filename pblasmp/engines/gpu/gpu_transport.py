@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 Array = Any
 
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
+_MOVES, _BEFORE = (
+    "ahead, moves",
+    "before moves",
+)  # a stream of high priority, and the mark of what it waits for
 
 
 class GpuTransport(Transport):
@@ -108,6 +113,22 @@ class GpuTransport(Transport):
         under_way = _QueuedExchange(self, self._cupy, exchange, src, dst, conjugate)
         under_way.start()
         return under_way
+
+    @contextmanager
+    def ahead(self, *, follows: bool = False, joins: bool = True) -> Iterator[None]:
+        """Return a context whose moves run beside what the caller's stream has since the last one. Local."""
+        gpu = self._session.gpu
+        self._runtime.follow_stream()
+        gpu.use_current_stream()
+        if follows:
+            gpu.mark(_BEFORE, "main")
+        gpu.await_mark(_MOVES, _BEFORE)
+        with self._runtime.on(gpu.stream(_MOVES)):
+            yield
+        gpu.use_current_stream()
+        if joins:
+            gpu.follow("main", _MOVES)
+            gpu.mark(_BEFORE, "main")
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
@@ -347,11 +368,11 @@ def put(
     if src.order == "F":
         src, dst, values, arrays = src.T, dst.T, _turned(values), _turned(arrays)
     for panel, staged in _panels(engine, src, values, dtype):
-        source, given = _lines(src, values, panel)
+        given = src.lines(values, *panel)
         with Agreement(engine.transport.comm, "staging"):  # copies take memory, too
             for i, lines in given.items():
                 engine.from_host(staged[i], lines.astype(dtype, copy=False) if is_float8(dtype) else lines)
-        _move(engine, source, staged, *_lines(dst, arrays, panel), dtype)
+        _move(engine, src.band(*panel), staged, dst.band(*panel), dst.lines(arrays, *panel), dtype)
 
 
 def get(
@@ -361,8 +382,8 @@ def get(
     if dst.order == "F":
         src, dst, values, arrays = src.T, dst.T, _turned(values), _turned(arrays)
     for panel, staged in _panels(engine, dst, values, dtype):
-        target, wanted = _lines(dst, values, panel)
-        _move(engine, *_lines(src, arrays, panel), target, staged, dtype)
+        wanted = dst.lines(values, *panel)
+        _move(engine, src.band(*panel), src.lines(arrays, *panel), dst.band(*panel), staged, dtype)
         for i, lines in wanted.items():
             engine.to_host(staged[i], lines)
 
@@ -392,11 +413,3 @@ def _panels(
         panel = start, min(rows, start + step)
         part = side.rows.window(*panel)
         yield panel, {i: array[: part.count(side.cells[i].coords[0])] for i, array in room.items()}
-
-
-def _lines(side: Side, arrays: CellArrays, panel: tuple[int, int]) -> tuple[Side, CellArrays]:
-    """Return some rows of a side, and of its arrays."""
-    part = Side(side.rows.window(*panel), side.cols, side.cells, side.order)
-    return part, {
-        i: array[side.rows.local_window(side.cells[i].coords[0], *panel)] for i, array in arrays.items()
-    }

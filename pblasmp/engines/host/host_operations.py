@@ -45,6 +45,7 @@ class HostOperations(Operations):
     band, coarser = 0, 1
     panel = 1024  # a panel below 256 costs BLAS its speed
     lead = 0
+    solved = panel, lead
     panel_flops = 1.0
     stripes = 1  # messages are short anyway
     batches = False

@@ -8,6 +8,7 @@ whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Cells, Side
+from ...comm import Cells, Exchange, Side
 from ...comm.exchange import SLOTS, filled_up
 from ...comm.shared_memory import aligned, carve
 from ...layout import Grid, MatrixDescriptor
@@ -61,6 +62,7 @@ class Operand:
         dtype: the type of its slabs.
         source: "a" or "b": the operand whose local arrays these are.
         order: memory order of its slabs as outer × k; empty: that of the matrix.
+        triangle: "L" or "U": of each panel only what is in this triangle's rows is needed. Outer is not distributed.
     """
 
     matrix: MatrixDescriptor
@@ -71,6 +73,7 @@ class Operand:
     dtype: np.dtype
     source: str = "a"
     order: str = ""
+    triangle: str = ""
 
     @cached_property
     def side(self) -> Side:
@@ -80,6 +83,10 @@ class Operand:
     @cached_property
     def _counts(self) -> list[int]:
         return self.outer.counts()
+
+    def rows(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which indices of outer the panel from ``start`` to ``stop`` has, from and to."""
+        return start if self.triangle == "L" else 0, stop if self.triangle == "U" else self.outer.extent
 
     def local(self, array: Array) -> Array:
         """Return a local array as outer × k."""
@@ -165,17 +172,18 @@ class Staging:
         # the slabs that this rank shares, and their processes
         self._shared = list(zip(shared.tolist(), cells.coords[shared, 0].tolist(), strict=True))
         self._holder = me = side.cells.owned_by(transport.rank)  # its cell of the operand, if it has one
-        pcol = int(side.cells.coords[me, 1]) if me is not None else 0
+        prow, pcol = (0, 0) if me is None else (int(each) for each in side.cells.coords[me])
         order = operand.order or side.order
-        self._panels = [(stop - start, side.cols.local_window(pcol, start, stop)) for start, stop in panels]
-        self._exchanges = [
-            transport.exchange(
-                Side(side.rows, side.cols.window(start, stop), side.cells, side.order),
-                Side(operand.outer, Axis.whole(stop - start), cells, order),
-                operand.matrix.dtype,
-            )
-            for start, stop in panels
-        ]
+        self._panels, self._exchanges = list[tuple[int, tuple[slice, slice]]](), list[Exchange]()
+        self._rows: list[Axis] = []
+        for start, stop in panels:
+            ends = operand.rows(start, stop)
+            here = side.rows.local_window(prow, *ends), side.cols.local_window(pcol, start, stop)
+            self._panels.append((stop - start, here))
+            self._rows.append(Axis.whole(ends[1] - ends[0]) if operand.triangle else operand.outer)
+            given = Side(side.rows.window(*ends), side.cols.window(start, stop), side.cells, side.order)
+            wanted = Side(self._rows[-1], Axis.whole(stop - start), cells, order)
+            self._exchanges.append(transport.exchange(given, wanted, operand.matrix.dtype))
         self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
         self.copied_bytes = sum(each.copied_bytes for each in self._exchanges)
         self.message_bytes = [transport.message_bytes(each) for each in self._exchanges]
@@ -186,12 +194,12 @@ class Staging:
         With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
         """
         operand, at, mine = self._operand, 0, dict[int, Array]()
-        exchange, (width, window) = self._exchanges[i], self._panels[i]
+        exchange, (width, here) = self._exchanges[i], self._panels[i]
         stored = self._engine.operations.stored(operand.dtype)
         for _, process in self._shared:
-            mine[process] = carve(memory, at, (operand.outer.count(process), width), stored, exchange.order)
+            mine[process] = carve(memory, at, (self._rows[i].count(process), width), stored, exchange.order)
             at += operand.slab_bytes(process, width)
-        given = {} if self._holder is None else {self._holder: operand.local(array)[:, window]}
+        given = {} if self._holder is None else {self._holder: operand.local(array)[here]}
         slabs = {cell: mine[process] for cell, process in self._shared}
         transfer = self._engine.transport.start_exchange(
             exchange, given, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
@@ -200,6 +208,9 @@ class Staging:
             transfer.finish()
         return transfer, mine
 
+
+Arrived = list[Array | dict[int, Array]]
+"""A panel of each operand: its slabs by process, or this rank's own array."""
 
 FOLLOWS = 4  # use a short first panel only if k is at least so many times as long
 
@@ -281,7 +292,9 @@ class Panels:
         operands: the operands that arrive.
         k: the extent that is cut into panels.
         backwards: the last panel comes first.
+        width: indices in a panel, if there are several; 0: the engine's.
         lead: indices in the first panel; 0: as many as in the others.
+        ahead: what is queued meanwhile need not end before the panel after the next begins to arrive.
 
     Attributes:
         panels: (start, stop) of each.
@@ -298,12 +311,15 @@ class Panels:
         k: int,
         *,
         backwards: bool = False,
+        width: int = 0,
         lead: int = 0,
+        ahead: bool = False,
     ) -> None:
         self._engine, self._operands, self._shared = engine, operands, way == "shared"
         in_panels = way == "panels"
-        width = engine.operations.panel if in_panels else max(1, k)
+        width = (width or engine.operations.panel) if in_panels else max(1, k)
         self.panels = cut(k, width, lead if in_panels else 0, backwards=backwards)
+        self._ahead = ahead and len(self.panels) > 1
         groups = domains(engine, way)
         domain = groups[domain_of(groups)[engine.transport.rank]]
         in_place = [x.in_place for x in operands]
@@ -341,35 +357,50 @@ class Panels:
         name = f"{'abcd'[which]}{part}"
         return self._engine.transport.buffer(name, self._bytes[part][which], shared=self._shared)
 
-    def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
-        """Start moving the first panel; return (start, stop, operands) of each in turn. Collective over the ranks.
+    def arrive(
+        self, arrays: dict[str, Array], prepare: Callable[[int, Arrived], Any] | None = None
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Start moving the first panel; yield (start, stop, operands) of each in turn. Collective over the ranks.
 
         An operand is its slabs by process, each as outer × k, or this rank's own array if it stays in place. The ranks
         have agreed since the last run, so that no rank still multiplies what is overwritten here.
+
+        Args:
+            arrays: the operands' local arrays.
+            prepare: what is yielded is what this function makes of a panel's number and its operands, perhaps while the
+                one before is still multiplied.
         """
-        return self._arriving(self._start(0, arrays) if self.panels else [], arrays)
+        return self._arriving(self._start(0, arrays), arrays, prepare)
 
     def _arriving(
-        self, coming: list[Any], arrays: dict[str, Array]
-    ) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
+        self, coming: list[Any], arrays: dict[str, Array], prepare: Callable[[int, Arrived], Any] | None
+    ) -> Iterator[tuple[int, int, Any]]:
         """Yield each panel when it is there, after the next one has been started."""
+        transport, ahead = self._engine.transport, self._ahead
         for i, (start, stop) in enumerate(self.panels):
-            following = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
-            slabs = [self._arrived(part) for part in coming]
-            coming = following
-            if self.fenced:
-                self._engine.transport.fence()  # wait until every slab of the node has been written
-            yield (
-                start,
-                stop,
-                [
-                    x.local(arrays[x.source])[:, start:stop] if slab is None else slab
+            following = [] if ahead else self._start(i + 1, arrays)
+            with transport.ahead(follows=i == 0) if ahead else nullcontext():
+                slabs = [self._arrived(part) for part in coming]
+                if self.fenced:
+                    transport.fence()  # wait until every slab of the node has been written
+                found: Any = [
+                    x.local(arrays[x.source])[slice(*x.rows(start, stop)), start:stop]
+                    if slab is None
+                    else slab
                     for x, slab in zip(self._operands, slabs, strict=True)
-                ],
-            )
+                ]
+                if prepare is not None:
+                    found = prepare(i, found)
+            if ahead:  # the caller's stream has what it waits for
+                with transport.ahead(joins=False):
+                    following = self._start(i + 1, arrays)
+            coming = following
+            yield start, stop, found
 
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
-        """Start moving panel ``i``; panels take turns in parts of the buffers."""
+        """Start moving panel ``i``, if there is one; panels take turns in parts of the buffers."""
+        if i >= len(self.panels):
+            return []
         ahead = len(self.panels) > 1
         return [
             staging and staging.start(i, arrays[x.source], self._buffer(which, i), ahead=ahead)

@@ -62,7 +62,7 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     """Within, there are several panels of k, and of a gathered output's columns, also where matrices are small."""
     operations = type(ctx.engine.operations)
     with (
-        mock.patch.multiple(operations, panel=width, lead=3, panel_flops=100.0),
+        mock.patch.multiple(operations, panel=width, lead=3, solved=(width, 3), panel_flops=100.0),
         mock.patch.object(algorithms, "_PANEL", 2),
         mock.patch.object(add, "_LEAST", 0),
     ):

@@ -21,6 +21,7 @@ SLABS = ("shared", "gathered", "panels", "stationary")
 def short(monkeypatch):
     """Several panels, and several messages between two ranks."""
     monkeypatch.setattr("pblasmp.engines.host.host_operations.HostOperations.panel", 16)
+    monkeypatch.setattr("pblasmp.engines.host.host_operations.HostOperations.solved", (16, 0))
     monkeypatch.setattr("pblasmp.comm.exchange.MESSAGE_BYTES", 256)
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the same time
 
 import pblasmp as pb
+from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers.threads import on_ranks
 
 A = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(2, 2))
@@ -28,3 +30,23 @@ def test_solves_report_what_they_move_and_need():
     )  # of A to each other rank; half of B to where it is solved, and back
     needs = [(triangle + 2 * columns, 2 * 4096), (0, 0)]  # A whole and this rank's columns, in pages
     assert on_ranks(4, work) == [needs] * 4
+
+
+def test_of_a_panel_only_the_rows_of_the_triangle_travel(monkeypatch):
+    """And right-hand sides that are where their unknowns will be are not copied before."""
+    monkeypatch.setattr(HostOperations, "solved", (6, 0))
+    row = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(1, 4))
+
+    def work(comm):
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.from_function(lambda i, j: np.where(i >= j, 1.0 + (i == j), np.nan), A)
+            b = ctx.from_function(lambda i, j: 1.0 * i - j, row)
+            with pb.plan("trsm", a, b, alpha=2, algo="panels", out=ctx.empty(row)) as plan:
+                report, x = plan.report(), plan().allgather()
+        return report.sent_bytes, report.copied_bytes, x
+
+    i, j = np.indices((12, 12))
+    wanted = np.linalg.solve(np.tril(np.ones((12, 12))) + np.eye(12), 2.0 * (i - j))
+    for sent, copied, x in on_ranks(4, work):
+        assert (sent, copied) == (3 * (18 + 9) * 8, (18 + 9) * 8)  # to three others, and what stays
+        np.testing.assert_allclose(x, wanted, atol=1e-12)

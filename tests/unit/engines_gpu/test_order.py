@@ -187,6 +187,39 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
         assert graphs > 10 if lt else graphs > 0
 
 
+def test_moves_run_beside_the_product_before(ctx, lib, monkeypatch):
+    """They wait for what was queued before the last ones, and what is queued later for them, if it is to."""
+    order = StreamOrder(lib.gpu, sys.modules["cupy"], monkeypatch)
+    ahead = ctx.engine.transport.ahead
+    order.use("before")
+    with ahead(follows=True):
+        order.use("before")
+        order.use("first")
+    order.use("first")
+    order.use("product")
+    assert order.faults == []
+    with ahead():
+        order.use("before")
+        assert order.faults == []
+        order.use("product")  # it runs beside this
+        assert len(order.faults) == 1
+        order.use("second")
+    order.use("second")
+    with ahead(follows=True, joins=False):
+        order.use("second")
+        order.use("third")
+    assert len(order.faults) == 1
+    order.use("third")
+    assert len(order.faults) == 2
+    with ahead(follows=True):
+        pass
+    order.use("all")
+    with ahead():
+        order.use("third")
+    order.use("third")
+    assert len(order.faults) == 2
+
+
 def test_exchanges_on_several_streams_take_turns(ctx, lib):
     """They share boxes and flags."""
     transport, side = ctx.engine.transport, Side.of(D)

@@ -210,14 +210,14 @@ class FactorKernels(CompiledKernels):
     def refine(
         self,
         stream: Any,
-        dtype: np.dtype,
-        shape: tuple[int, int],
-        x: tuple[int, int, int],
-        found: tuple[int, int, int],
+        x: tuple[Array, int],
+        found: tuple[Array, int],
+        size: int,
         about: tuple[int, int, int],
         wide: int,
         *,
         turned: bool,
+        stays: bool,
     ) -> None:
         """Queue writing ``found``, the solution by an inverse, to ``x``, which has the right-hand sides. Local.
 
@@ -226,18 +226,18 @@ class FactorKernels(CompiledKernels):
 
         Args:
             stream: where it is queued.
-            dtype: the element type.
-            shape: of x and of what was found.
-            x, found: the address of each, and how many elements apart its rows and columns are.
+            x, found: an array each, and its first row that is meant.
+            size: how many rows.
             about: where the triangle is, its inverse and its condition.
             wide: columns of both.
             turned: it is solved for with the transpose of the triangle.
+            stays: the solution stays where it was found.
         """
-        size, columns = shape
+        columns, dtype = int(x[0].shape[1]), np.dtype(x[0].dtype)
         tile, deep, high = _TILE, _DEEP, max(_WARP, wide)
 
         def memory() -> int:
-            return (2 * tile * high + deep * (high + 1)) * dtype.itemsize
+            return (2 * tile * high + deep * (high + 1)) * int(dtype.itemsize)
 
         while tile > _PARTS and memory() > self._shared_memory:
             tile //= 2
@@ -250,8 +250,13 @@ class FactorKernels(CompiledKernels):
             "FAIR": _WELL,
             "POOR": _POOR[_TYPES[dtype.name][1]],
         }
-        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiq", dtype, room=memory(), **macros)
-        arguments = *x, *found, *about, turned, size, columns
+        places = [
+            number
+            for array, row in (x, found)
+            for number in (_at(array[row:]), *(int(step) // array.itemsize for step in array.strides))
+        ]
+        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiiq", dtype, room=memory(), **macros)
+        arguments = *places, *about, turned, stays, size, columns
         kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
 
     def substitute(self, stream: Any, a: Array, x: Array) -> None:

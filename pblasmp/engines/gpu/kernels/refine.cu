@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The unknowns of one triangle, size x columns, have been found by its inverse; x has the right-hand sides less the
-// contributions of other unknowns, and becomes the unknowns. What was found is taken as it is if the condition of the
-// triangle is at most FAIR, after a step of iterative refinement if it is at most POOR; beyond, a step is not enough,
-// and the equations are solved by substitution. Triangle and inverse are lower ones, or turned their transposes. Each
-// block of threads has TILE columns, and DEEP columns of a matrix at a time.
+// contributions of other unknowns, and becomes the unknowns, or found does if it stays. What was found is taken as it
+// is if the condition of the triangle is at most FAIR, after a step of iterative refinement if it is at most POOR;
+// beyond, a step is not enough, and the equations are solved by substitution. Triangle and inverse are lower ones, or
+// turned their transposes. Each block of threads has TILE columns, and DEEP columns of a matrix at a time.
 #include "factor.cuh"
 
 extern "C" __global__ void __launch_bounds__(8 * TILE) refine(
-    T* x, i64 down, i64 across, const T* found, i64 found_down, i64 found_across, const T* triangle, const T* inverse,
-    const REAL* condition, int turned, int size, i64 columns) {
+    T* x, i64 down, i64 across, T* found, i64 found_down, i64 found_across, const T* triangle, const T* inverse,
+    const REAL* condition, int turned, int stays, int size, i64 columns) {
   extern __shared__ __align__(16) unsigned char memory[];
   constexpr int ROWS = (WIDTH + 31) / 32, HIGH = 32 * ROWS, THREADS = 8 * TILE;
   T *right = (T*)memory, *known = right + HIGH * TILE;  // row i, column c is [i * TILE + c]
@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE) refine(
   const i64 first = (i64)blockIdx.x * TILE;
   const int wide = (int)min((i64)TILE, columns - first);
   const bool refines = !(*condition <= FAIR), substitutes = !(*condition <= POOR);
+  if (stays && !refines) return;
   #pragma unroll 8
   for (int at = t; at < HIGH * TILE; at += THREADS) {
     const int r = across == 1 ? at / TILE : at % HIGH, c = across == 1 ? at % TILE : at / HIGH;
@@ -95,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE) refine(
     __syncwarp();
   }
   __syncthreads();
+  if (stays) { x = found; down = found_down; across = found_across; }
   for (int at = t; at < HIGH * TILE; at += THREADS) {
     int r = across == 1 ? at / TILE : at % HIGH, c = across == 1 ? at % TILE : at / HIGH;
     if (r < size && c < wide) x[r * down + (first + c) * across] = known[r * TILE + c];

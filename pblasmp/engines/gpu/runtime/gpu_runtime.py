@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from ....comm import Agreement, Communicator, is_agreed, nodes_of
-from .arena import Arena, capture_of
+from .arena import Arena, capture_of, current
 from .device import Device
 from .health import Health
 
@@ -122,6 +122,7 @@ class GpuRuntime:
         self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
         self.followers: list[Callable[[Any], None]] = []
         self._recording: Any = None
+        self._others: tuple[Any, ...] = ()  # streams of work that is not ordered before that on ``stream``
         self._asked = (
             -1,
             False,
@@ -234,7 +235,19 @@ class GpuRuntime:
         CuPy gives the memory of a freed array to the next array that is made on the same stream, whatever other
         streams still do with it.
         """
-        self.let_wait(stream, self.stream)
+        for used in (self.stream, *self._others):
+            self.let_wait(stream, used)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Queue the work of a block on a stream that the caller orders: nothing waits for it by itself. Local."""
+        before, others = self.stream, self._others
+        self.stream, self._others = stream, (*others, before)
+        try:
+            with current(stream):
+                yield
+        finally:
+            self.stream, self._others = before, others
 
     def let_wait(self, stream: Any, other: Any) -> bool:
         """Let later work on a stream wait for what is on another one, if it can; return whether it does. Local.
