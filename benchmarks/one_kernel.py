@@ -6,7 +6,8 @@ slowest one's time per replay counts, on the device's clock. Compared with: PyTo
 collective one after the other, and the GEMM alone. Every result is checked, and its error kept: relative, in the
 Frobenius norm, to the product in float32. NVLink multicast is never used.
 
-``--dtype float8_e4m3fn``: operands in 8 bits with scales, results in bfloat16.
+``--dtype float8_e4m3fn``: operands in 8 bits with scales, results in bfloat16. ``--kernel mma``: the one kernel for
+GPUs other than Hopper's, which runs on these, too.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pblasmp as pb
 from benchmarks import results
+from pblasmp.engines.gpu.tensor import one_kernel_products
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather", "allgather_matmul")
 SHAPES = (
@@ -38,6 +41,7 @@ ALGORITHMS = {
     "allgather_matmul": ("nccl", "push"),
 }
 TYPES = ("bfloat16", "float8_e4m3fn")
+KERNELS = ("own", "mma")  # of the GPU's own instructions, or of all GPUs'
 SCALES = 0.5, 0.25  # of X and W in 8 bits
 GEMM, NCCL = "the GEMM alone", "NCCL + cuBLAS"
 REPLAYS = 10  # timed at once
@@ -195,13 +199,15 @@ def _shape(text: str) -> tuple[int, int, int]:
 def main() -> None:
     def rows(ctx: pb.Context, options: argparse.Namespace) -> list[dict[str, Any]]:
         clock = Clock(ctx, options.rounds)
-        return [
-            row(Case(clock, form, *shape, dtype=options.dtype), shape)
-            for form in options.forms
-            for shape in options.shapes
-        ]
+        mma = mock.patch.object(one_kernel_products, "by_mma", return_value=True)
+        with mma if options.kernel == "mma" else nullcontext():
+            return [
+                row(Case(clock, form, *shape, dtype=options.dtype), shape)
+                for form in options.forms
+                for shape in options.shapes
+            ]
 
-    run_on_gpus("one_kernel", __doc__, FORMS, SHAPES, 20, rows, {"dtype": TYPES})
+    run_on_gpus("one_kernel", __doc__, FORMS, SHAPES, 20, rows, {"dtype": TYPES, "kernel": KERNELS})
 
 
 def run_on_gpus(

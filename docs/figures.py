@@ -695,6 +695,11 @@ def one_kernel_in_8_bits() -> str:
     return _one_kernel(run)
 
 
+def one_kernel_by_mma() -> str:
+    """Return the table of the kernel for other GPUs in docs/internals/one-kernel.md."""
+    return _one_kernel(results.runs()["one_kernel-mma-2-gpus"])
+
+
 def _one_kernel(run: Run) -> str:
     def micro(seconds: float | None) -> str:
         return "" if seconds is None else digits(seconds * 1e6)
@@ -744,9 +749,8 @@ def algorithms_by_machine() -> str:
             refusal = next((why for each in taken.values() for _, why in each if why), "")
             known = capability == HOPPER and size in MEASURED[(DTYPES | FLOAT8)[dtype].itemsize]
             measured = "measured" if known else "not measured: as fewer GPUs, or as in 16 bits"
-            measured = (
-                measured if capability == HOPPER else "not measured: as on Hopper, without `one_kernel`"
-            )
+            if capability != HOPPER:
+                measured = "not measured there: `one_kernel` for all GPUs on H200, the others as on Hopper"
             cells = [_runs([name for name, _ in each]) for each in taken.values()]
             rows.append([machine, *cells, f"`one_kernel`: {refusal}" if refusal else measured])
         found.append(table([dtype, *FORMS.values(), "because"], rows, 0))

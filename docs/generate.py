@@ -419,8 +419,8 @@ def write_all(directory: Path) -> None:
         figures.vector_times, figures.factorizations, figures.nodes, figures.between_hosts,
         figures.eigenvalues, figures.eigenvalues_on_gpus, figures.whole_problems, figures.refined_solves,
         figures.rounding_blocks, figures.rounding_sums, figures.one_kernel, figures.one_kernel_in_8_bits,
-        figures.algorithms_by_machine, figures.gathered_rates, figures.barrier, figures.all_results,
-        figures.gpu_runs, figures.predictions, figures.support,
+        figures.one_kernel_by_mma, figures.algorithms_by_machine, figures.gathered_rates, figures.barrier,
+        figures.all_results, figures.gpu_runs, figures.predictions, figures.support,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     readers = figures.readers().replace("](docs/", "](")

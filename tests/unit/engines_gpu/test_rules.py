@@ -17,13 +17,12 @@ HALF, EIGHT = DTYPES["bfloat16"], FLOAT8["float8_e4m3fn"]
 H200 = 132  # multiprocessors
 
 
-def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collection[str] = ()) -> str:
-    """The algorithm of least cost for tokens, outputs and inputs of all ranks together, on GPUs before Hopper."""
-    refused = {"one_kernel", *refused}
+def split(form: str, size: int, sizes: tuple[int, int, int]) -> ParallelProblem:
+    """The product of so many tokens, outputs and inputs of all ranks together."""
     tokens, outputs, inputs = sizes
     scatters, gathers = form == "matmul_reduce_scatter", form == "allgather_matmul"
     sums = scatters or form == "matmul_allreduce"
-    p = ParallelProblem(
+    return ParallelProblem(
         form,
         tokens=(tokens // size if gathers else tokens,) * size,
         inputs=(inputs // size if sums else inputs,) * size,
@@ -31,7 +30,12 @@ def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collect
         rows=(tokens // size if scatters else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    assert p.sizes == sizes
+
+
+def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collection[str] = ()) -> str:
+    """The algorithm of least cost for tokens, outputs and inputs of all ranks together, on GPUs before Hopper."""
+    refused = {"one_kernel", *refused}
+    p = split(form, size, sizes)
     names = [
         name for name, kind in PRODUCTS[form].items() if kind.ranks in (None, size) and name not in refused
     ]
@@ -138,18 +142,23 @@ def test_many_inputs_of_a_small_product_hide_nothing():
     ("matmul_allgather", 8, (1024, 1024, 1024), True),
 ])  # fmt: skip
 def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, fastest):
-    tokens, outputs, inputs = sizes
-    gathers = form == "matmul_allgather"
-    p = ParallelProblem(
-        form, tokens=(tokens,) * size, inputs=(inputs if gathers else inputs // size,) * size,
-        outputs=(outputs // size if gathers else outputs,) * size,
-        rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
-        dtype=HALF, w_dtype=HALF, out_dtype=HALF,
-    )  # fmt: skip
+    p = split(form, size, sizes)
     in_8_bits = replace(p, dtype=EIGHT, w_dtype=EIGHT)
     for each, expected in ((p, fastest), (in_8_bits, fastest or p.flops < 1e12)):
         costs = {name: copy_methods.cost_by_rule(name, each, H200) for name in PRODUCTS[form]}
         assert (min(costs, key=costs.__getitem__) == "one_kernel") is expected
+
+
+@pytest.mark.parametrize("form", ["matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"])
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+def test_gpus_without_wgmma_take_one_kernel_for_small_products(form, capability):
+    """What they take otherwise is what Hopper's take without it."""
+    for order, best in ((256, "one_kernel"), (1024, "one_kernel"), (2048, ""), (8192, "")):
+        costs = {
+            name: copy_methods.cost_by_rule(name, split(form, 2, (order,) * 3), H200, capability=capability)
+            for name in PRODUCTS[form]
+        }
+        assert min(costs, key=costs.__getitem__) == (best or taken(form, 2, (order,) * 3))
 
 
 def test_between_nodes_nccl_is_taken():

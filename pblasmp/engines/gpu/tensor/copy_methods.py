@@ -158,6 +158,11 @@ _IN_8_BITS = 1e12
 Measured on two H100 and H200 and on four H200, in 8 bits on two H200. Of three ranks as of two, of more than four as of
 four: not measured, the limits grow with the ranks.
 """
+_BY_MMA = 4e9
+"""Operations of all ranks up to which the kernel for GPUs other than Hopper's is the fastest, on two H200.
+
+As many operations as in a product of order 2048 take it as long as NCCL and cuBLAS.
+"""
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
@@ -166,14 +171,13 @@ def cost_by_rule(
 ) -> float:
     """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
-    "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product. On GPUs
-    other than Hopper's the former was never measured.
+    "one_kernel" and "ring" get less than the best one if they are faster: they cannot compute every product.
     """
     if name == "one_kernel":
         most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
         if is_float8(p.dtype):
             most = max(most, _IN_8_BITS)
-        return _FASTEST if p.flops < most and not by_mma(capability) else 0.8
+        return _FASTEST if p.flops < (_BY_MMA if by_mma(capability) else most) else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
     if name == ("nccl" if domains > 1 else _best(p, multiprocessors)):
