@@ -25,7 +25,16 @@ if __package__ in (None, ""):
 
 from benchmarks import results
 from benchmarks.fetch_scalapack import fetch
-from benchmarks.ranks import interleaved, machine, on_ranks, paired, print_facts, run_ranks, versions
+from benchmarks.ranks import (
+    as_nodes,
+    interleaved,
+    machine,
+    on_ranks,
+    paired,
+    print_facts,
+    run_ranks,
+    versions,
+)
 from reference.scalapack import Flavor, ScaLAPACK
 
 GRIDS = ("1x1", "1x2", "2x2")
@@ -379,6 +388,7 @@ def main() -> None:
     parser.add_argument(
         "--scalapack", nargs="+", choices=["debian", "mkl", "none"], default=["debian", "mkl"]
     )
+    parser.add_argument("--nodes", type=int, default=1, help="simulated ones that the ranks are on")
     parser.add_argument("--pairs", type=int, default=7, help="measured rounds per case")
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
     parser.add_argument("--rank-of", nargs=2, help=argparse.SUPPRESS)
@@ -395,7 +405,8 @@ def main() -> None:
             fetch(flavor)
         for grid in options.grids:
             rows, cols = map(int, grid.split("x"))
-            run_ranks("benchmarks.many_calls", [*sys.argv[1:], "--rank-of", grid, flavor], rows * cols)
+            arguments, ranks = [*sys.argv[1:], "--rank-of", grid, flavor], rows * cols
+            run_ranks("benchmarks.many_calls", arguments, ranks, as_nodes(ranks, options.nodes))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -435,8 +446,9 @@ def measure(options: argparse.Namespace) -> None:
                 print(f"{row['case']['call']:8} {times}", flush=True)
             directory = results.directory_of(options)
             if directory is not None:
+                nodes = "" if options.nodes == 1 else f"nodes-{options.nodes}-"
                 run = results.Run(
-                    benchmark=f"many_calls-{asked}-{grid}", date=results.today(), commit=results.this_commit(),
+                    benchmark=f"{nodes}many_calls-{asked}-{grid}", date=results.today(), commit=results.this_commit(),
                     ranks=comm.size, gpus=0, **results.facts(ctx), options={"pairs": options.pairs},
                     reference=flavor or "", sample="all", rows=found,
                 )  # fmt: skip

@@ -4,7 +4,8 @@
 The nodes are made of one machine: MPICH takes UCX between them (MPIR_CVAR_NUM_CLIQUES), and pblasmp takes them for
 nodes (PBLASMP_RANKS_PER_NODE). Both contenders run in the same processes, in turns, on the same arrays. Of times the
 ratio within a round counts: UCX on one machine says nothing of a network. Debian's ScaLAPACK waits for ever in some
-calls there: after ``--limit`` seconds the case is repeated without it, and the row says so.
+calls there: after ``--limit`` seconds the case is repeated without it, and the row says so. many_calls.py and
+vectors.py have ``--nodes``, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks import results
 from benchmarks.factorizations import Case, Matrices
 from benchmarks.ranks import (
     ROOT,
+    as_nodes,
     cores,
     interleaved,
     machine,
@@ -249,12 +251,8 @@ def launched(options: argparse.Namespace, routine: str, nodes: int, why_alone: s
         **os.environ, **(PATIENT if cores() < RANKS else {}),
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **as_nodes(RANKS, nodes),
     }  # fmt: skip
-    if nodes > 1:
-        environment |= {
-            "MPIR_CVAR_NUM_CLIQUES": str(nodes), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1",
-            "PBLASMP_RANKS_PER_NODE": str(RANKS // nodes),
-        }  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         answer, output = Path(scratch, "row.json"), Path(scratch, "output")
         given = [

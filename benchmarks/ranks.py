@@ -37,6 +37,16 @@ def run_ranks(
             raise SystemExit(f"{module} ended with status {status} on {nranks} ranks")
 
 
+def as_nodes(nranks: int, nodes: int) -> dict[str, str]:
+    """Return the variables with which ranks of MPICH are on simulated nodes, between which it takes UCX."""
+    if nodes == 1:
+        return {}
+    return {
+        "MPIR_CVAR_NUM_CLIQUES": str(nodes), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1",
+        "PBLASMP_RANKS_PER_NODE": str(nranks // nodes),
+    }  # fmt: skip
+
+
 # after the ranks have agreed on a time: with more ranks than cores some hear of it late
 _AHEAD_SECONDS = 2e-3
 SETTLE_SECONDS = 0.3  # the threads of a BLAS wait busily for some time after its last product

@@ -29,11 +29,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.launches import Launches, add_options, is_rank
-from benchmarks.ranks import (
-    interleaved,
-    paired,
-    share_cores,
-)
+from benchmarks.ranks import as_nodes, interleaved, paired, share_cores
 from reference.scalapack import ScaLAPACK
 
 GRIDS = ("1x1", "1x2", "2x2")
@@ -231,6 +227,7 @@ def main() -> None:
     parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
     parser.add_argument("--calls", type=int, default=5, help="calls in a row, at least")
     add_options(parser, pairs=15)
+    parser.add_argument("--nodes", type=int, default=1, help="simulated ones that the ranks are on")
     parser.add_argument("--only", nargs="+", help="routines to time")
     options = parser.parse_args()
     if options.quick:
@@ -239,8 +236,10 @@ def main() -> None:
         rank_main(options)
     else:
         launches = Launches("benchmarks.vectors", options)
+        name = "vectors" if options.nodes == 1 else f"nodes-{options.nodes}-vectors"
         for grid in options.grids:
-            launches.run("debian", ranks_of(grid), "vectors")
+            ranks = ranks_of(grid)
+            launches.run("debian", ranks, name, as_nodes(ranks, options.nodes))
 
 
 if __name__ == "__main__":

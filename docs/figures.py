@@ -53,6 +53,8 @@ TITLES = {
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
     "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK",
+    "nodes-2-many_calls-debian": "Many calls on two simulated nodes, compared with Debian's PBLAS: ",
+    "nodes-2-vectors": "Routines of levels 1 and 2 on two simulated nodes",
     "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
     "eigenvalues-mkl": "Eigenvalues and singular values, compared with MKL's ScaLAPACK, called directly",
     "eigenvalues_gpu": "Eigenvalues on GPUs, compared with cuSOLVER and cuSOLVERMp",
@@ -431,7 +433,29 @@ def nodes() -> str:
     calls = {row["case"].get("calls", 1) for row in run.rows} - {1}
     row = f" Of `gemv` and `dot` {min(calls)} calls in a row were timed." if calls else ""
     about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}.{row}"
-    return f"{table(head, rows, 3)}\n{about} {source(run)}\n"
+    return f"{table(head, rows, 3)}\n{about} {source(run)}\n{_calls_on_nodes()}"
+
+
+def _calls_on_nodes() -> str:
+    """Return what many calls on sub-matrices, and vectors, take on two simulated nodes, compared with Debian's, in words."""
+    parts = []
+    for name, run in results.runs().items():
+        if name.startswith("nodes-2-many_calls-debian-"):
+            timed = [row["ratios"] for row in run.rows if "algorithm" in row["case"]]
+            pblas, views = (spread(row[each] for row in timed) for each in ("pblas", "pb"))
+            parts.append(
+                f"Many calls on sub-matrices on two nodes ({len(timed)} cases) take {pblas} times Debian's time by "
+                f"`pblasmp.pblas`, {views} times by views: {source(run)}."
+            )
+        elif name.startswith("nodes-2-vectors-"):
+            timed = [row["ratios"] for row in run.rows if row["case"]["routine"] != "floor"]
+            ahead, still = (sum(row[each] >= 1 for row in timed) for each in ("debian", _PREPARED))
+            least = spread(1 / row[_PREPARED] for row in timed)
+            parts.append(
+                f"Routines of levels 1 and 2 on two nodes are not slower in {ahead} of {len(timed)} cases, in {still} "
+                f"than Debian's with pointers made beforehand, whose time they take {least} times: {source(run)}."
+            )
+    return "".join(f"\n{part}\n" for part in parts)
 
 
 def between_hosts() -> str:

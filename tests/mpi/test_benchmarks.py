@@ -309,8 +309,8 @@ def test_level3_beside_scalapack(tmp_path, flavor):
 
 
 def test_many_calls(tmp_path):
-    found = run_quick("many_calls.py", tmp_path, "--scalapack", "none", "--grids", "1x2")
-    rows = found["many_calls-none-1x2"].rows
+    found = run_quick("many_calls.py", tmp_path, "--scalapack", "none", "--grids", "1x2", "--nodes", "2")
+    rows = found["nodes-2-many_calls-none-1x2"].rows
     assert {row["case"].get("algorithm") for row in rows} == {*many_calls.ALGORITHMS, None}
     assert {row["case"].get("call") for row in rows} == {"matmul", "trsm", "syrk", "geadd", "view", None}
 
