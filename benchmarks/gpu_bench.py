@@ -98,11 +98,12 @@ class Bench:
         directory = results.directory_of(self.arguments)
         if self.about is None or directory is None or self.comm.rank != 0:
             return
+        hosts = results.between_hosts(self.about)
         for section, rows in self.results["sections"].items():
             if not rows:
                 continue
             run = results.Run(
-                benchmark=f"gpu_matmul-{section}", date=results.today(), commit=results.this_commit(),
+                benchmark=f"gpu_matmul-{hosts}{section}", date=results.today(), commit=results.this_commit(),
                 ranks=self.comm.size, gpus=0 if self.arguments.rehearse else self.comm.size, **self.about,
                 options=results.options_of(self.arguments), reference="NN" if section == "layouts" else "",
                 sample="median of all calls of all ranks" if section == "host" else "all",

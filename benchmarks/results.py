@@ -124,6 +124,11 @@ def facts(ctx: Any) -> dict[str, Any]:
     return {"machine": gpu_machine(ctx), "versions": gpu_versions(ctx)}
 
 
+def between_hosts(about: dict[str, Any]) -> str:
+    """Return "hosts-" for the name of a run whose ranks were on several hosts, or nothing. Local."""
+    return "hosts-" if about["machine"].get("hosts", 1) > 1 else ""
+
+
 def today() -> str:
     """Return the date, as runs have it."""
     return datetime.now(timezone.utc).date().isoformat()

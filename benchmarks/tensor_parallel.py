@@ -50,7 +50,7 @@ def main() -> None:
         if ctx.rank == 0:
             print_bench(found)
             about = results.facts(ctx)
-            hosts = "hosts-" if about["machine"].get("hosts", 1) > 1 else ""
+            hosts = results.between_hosts(about)
             directory = results.directory_of(asked)
             for form, rows in found["sections"].items():
                 wrong = [row["case"] for row in rows if not row["good"]]

@@ -74,6 +74,7 @@ TITLES = {
     "predict": "Predictions and measurements",
     "predict-h200": "Predictions and measurements: H200",
     "gpu_matmul-2d": "2D block-cyclic products",
+    "gpu_matmul-hosts-2d": "2D block-cyclic products between hosts",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
     "gpu_matmul-allgather_matmul": "AllGather + GEMM in the layout of the scheme",
     "gpu_matmul-matmul_reduce_scatter": "GEMM + ReduceScatter in the layout of the scheme",
@@ -437,7 +438,7 @@ def nodes() -> str:
 
 
 def _calls_on_nodes() -> str:
-    """Return what many calls on sub-matrices, and vectors, take on two simulated nodes, compared with Debian's, in words."""
+    """Return what many calls on sub-matrices, and vectors, take on two nodes, compared with Debian's, in words."""
     parts = []
     for name, run in results.runs().items():
         if name.startswith("nodes-2-many_calls-debian-"):
@@ -459,20 +460,22 @@ def _calls_on_nodes() -> str:
 
 
 def between_hosts() -> str:
-    """Return the table of tensor-parallel products between hosts, compared with NCCL + cuBLAS over the same network."""
-    runs = [run for name, run in results.runs().items() if name.startswith("tensor_parallel-hosts-")]
+    """Return the table of products between hosts, compared with NCCL + cuBLAS over the same network."""
+    kinds = ("tensor_parallel-hosts-", "gpu_matmul-hosts-2d")
+    runs = [run for name, run in results.runs().items() if name.startswith(kinds)]
     if not runs:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     rows = []
     for run in runs:
-        title = FORMS[run.benchmark.removeprefix("tensor_parallel-hosts-")]
-        for row, (_, ratio) in zip(run.rows, compare(run, [SEPARATE]), strict=True):
+        title = FORMS.get(run.benchmark.removeprefix(kinds[0]), "product: order, type, grid, blocks, ops")
+        timed = (row for row in run.rows if middle(row, SEPARATE))
+        for row, (_, ratio) in zip(timed, compare(run, [SEPARATE]), strict=True):
             own = middle(row, "pblasmp")
             assert own
             hosts = f"{run.machine['hosts']} × {run.gpus // run.machine['hosts']}"
             rows.append([
-                title, ", ".join(map(str, row["case"].values())), hosts, f'`"{row["by"]}"`', digits(1e3 * own),
-                f"{ratio:.2f}",
+                title, ", ".join(map(str, row["case"].values())), hosts, f'`"{row.get("by", "auto")}"`',
+                digits(1e3 * own), f"{ratio:.2f}",
             ])  # fmt: skip
     head = ["product", "T, N, K", "hosts × GPUs", "algorithm", "ms", f"{SEPARATE}'s time ÷ pblasmp's"]
     return f"{table(head, rows, 4)}\n{source(runs[0])}\n"
