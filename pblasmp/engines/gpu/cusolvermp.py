@@ -253,27 +253,25 @@ class CusolvermpProduct(SpectralProduct):
 
         The columns that change their place are packed, and exchanged by way of whole rows: few of a large matrix do.
         """
-        engine, work = self._engine, self._a
-        (nprow, npcol), rank = work.grid.shape, engine.transport.rank
-        columns = [work.cols.globals(part) for part in range(npcol)]
-        moving = [np.flatnonzero(order[each] != each) for each in columns]
+        engine, work, n = self._engine, self._a, len(order)
+        columns = [work.cols.globals(part) for part in range(work.grid.npcol)]
+        moving = [each[order[each] != each] for each in columns]
         width = max(map(len, moving))
-        place = np.zeros(len(order), np.int64)  # among those packed
-        for part, (each, where) in enumerate(zip(columns, moving, strict=True)):
-            place[each[where]] = part * width + np.arange(len(where))
-        packed = replace(work, shape=(len(order), npcol * width), block=(work.block[0], width), ld=None)
-        rows = replace(
-            packed, block=(-(-len(order) // work.grid.size), npcol * width), grid=Grid(nprow * npcol, 1)
-        )
+        place = np.zeros(n, np.int64)  # of a column that moves, among those packed
+        for part, each in enumerate(moving):
+            place[each] = part * width + np.arange(len(each))
+        packed = replace(work, shape=(n, len(moving) * width), block=(work.block[0], width), ld=None)
+        size = work.grid.size
+        rows = replace(packed, block=(-(-n // size), packed.shape[1]), grid=Grid(size, 1))
         few, whole = new_part(engine, packed).T, new_part(engine, rows).T
-        here = moving[work.grid.coords(rank)[1]]
-        mine = few[: len(here)]
+        part = work.grid.coords(engine.transport.rank)[1]
+        here, mine = np.searchsorted(columns[part], moving[part]), few[: len(moving[part])]
         if mine.size:
             mine[...] = vectors.T[engine.xp.asarray(here)]
         move(engine, packed, rows, (few.T, whole.T))
-        changed = np.flatnonzero(order != np.arange(len(order)))
-        to, of = (engine.xp.asarray(place[each]) for each in (changed, order[changed]))
         if whole.size:
+            changed = np.concatenate(moving)
+            to, of = (engine.xp.asarray(place[each]) for each in (changed, order[changed]))
             whole[to] = whole[of]
         move(engine, rows, packed, (whole.T, few.T))
         if mine.size:
