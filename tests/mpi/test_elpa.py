@@ -65,7 +65,7 @@ def failing(comm, patch):
                 inside.library(ctx, "ELPA").fails = fails
             else:
                 patch.setattr(MpiLibrary, "opened", opened(fails=fails))
-            yield fails, agreed_error(ctx, error, words, la.eigh, ctx.eye(8), algo="elpa")
+            yield fails, agreed_error(ctx, error, words, la.eigh, ctx.eye(9), algo="elpa")
 
 
 def spoiled(comm, patch):
@@ -101,19 +101,20 @@ def lean(comm, patch):
 
 
 def kept(comm, patch):
-    """Calls of one kind set ELPA up once; it is freed with the context."""
+    """Calls of one kind set ELPA up once; few of many kinds are kept, and freed with the context."""
     patch.setattr(MpiLibrary, "opened", opened())
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.eye(8, block=2)
         la.eigvalsh(a, algo="elpa")
         library = inside.library(ctx, "ELPA")
         before = len(library.handles)
-        for _ in range(3):
-            w = la.eigh(a, algo="elpa")[0]
-        yield (
-            "set up",
-            None if len(library.handles) == before + 1 and np.allclose(w, 1) else f"{library.handles}",
-        )
+        for dtype in ("float64", "complex64", "float64"):
+            w = la.eigh(a.astype(dtype), algo="elpa")[0]
+        yield "set up", None if len(library.handles) == before and np.allclose(w, 1) else f"{library.handles}"
+        for n in (*range(8, 30), 8):
+            w = la.eigvalsh(2.0 * ctx.eye(n, block=2), algo="elpa")
+        alive = sum(map(bool, library.handles.values()))
+        yield "few", None if alive < 10 and np.allclose(w, 2) and len(w) == 8 else f"{alive}"
     yield "freed", None if not any(library.handles.values()) else f"{library.handles}"
 
 

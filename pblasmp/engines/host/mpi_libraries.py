@@ -229,6 +229,7 @@ def _open(comm: Communicator, wanted: MpiLibrary) -> tuple[list[ctypes.CDLL], st
 Array = NDArray[Any]
 
 _API = 20170403  # the oldest that all releases since have
+_HANDLES = 8  # that are kept: each has communicators, of which MPI has few
 _FAILED = -13  # ELPA_ERROR_DURING_COMPUTATION
 # As the names of functions end: since 2021, and before.
 _ENDINGS = {
@@ -271,14 +272,13 @@ class Elpa:
 
     def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
         self._comm, self._library = comm, libraries[0]
+        self._handles: dict[tuple[Any, ...], ctypes.c_void_p] = {}  # those used last: a new one takes time
         with Agreement(comm, "ELPA"):
             if self._find("elpa_init")(_API):
                 raise UnsupportedError(f"{self._library._name} lacks the interface of {_API}")
             self._find("elpa_allocate").restype = ctypes.c_void_p
         one = MatrixDescriptor((1, 1), (1, 1), Grid(1, comm.size), dtype="float32", order="F")
-        handle = self.handle(one, 1)
-        self.single = not self.solve(handle, one, np.ones((1, 1), np.float32, "F"), None)[0]
-        self.free(handle)
+        self.single = not self.solve(one, np.ones((1, 1), np.float32, "F"), None, 1)[0]
 
     def _find(self, *names: str) -> Any:
         for name in names:
@@ -286,13 +286,40 @@ class Elpa:
                 return getattr(self._library, name)
         raise LibraryNotFoundError(f"{self._library._name} has no {names[0]}")
 
-    def handle(self, x: MatrixDescriptor, count: int) -> int:
-        """Return ELPA's handle of problems of one layout, which has communicators of its own. Collective.
+    def solve(self, x: MatrixDescriptor, a: Array, z: Array | None, count: int) -> tuple[int, Array]:
+        """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
 
         Args:
             x: the layout of A: square blocks, from the first process on.
-            count: how many eigenvalues are wanted, from the least on.
+            a: A's local array, both triangles, in F order without gaps; it is overwritten.
+            z: an array like ``a`` for the vectors, or None.
+            count: how many are wanted, from the least on.
+
+        Returns:
+            0, or an INFO, and the eigenvalues.
         """
+        values, error = np.zeros(x.shape[0], a.real.dtype), ctypes.c_int()
+        job = "elpa_eigenvalues" if z is None else "elpa_eigenvectors"
+        arrays = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, values, z) if each is not None]
+        handle = self._handle(x, count)
+        with Agreement(self._comm, "ELPA"):
+            compute = self._find(*(f"{job}_{ending}" for ending in _ENDINGS[x.dtype.char]))
+        with Agreement(self._comm, "ELPA", blocks=True):
+            compute(handle, *arrays, ctypes.byref(error))
+            _elpa_checked(job, error.value if error.value != _FAILED else 0)
+        return -min(self._comm.allgather(error.value)), values
+
+    def _handle(self, x: MatrixDescriptor, count: int) -> ctypes.c_void_p:
+        """Return ELPA's handle of a layout and a number of eigenvalues. Collective over the context."""
+        key = x.shape, x.block, x.grid, count
+        handle = self._handles.pop(key, None)
+        if handle is None:
+            self._free(_HANDLES - 1)
+            handle = self._new_handle(x, count)
+        self._handles[key] = handle
+        return handle
+
+    def _new_handle(self, x: MatrixDescriptor, count: int) -> ctypes.c_void_p:
         comm, error = self._comm, ctypes.c_int()
         row, col = x.grid.coords(comm.rank)
         rows, cols = x.local_shape(comm.rank)
@@ -307,45 +334,25 @@ class Elpa:
             "process_col": col,
         }
         with Agreement(comm, "ELPA"):
-            handle = int(self._find("elpa_allocate")(ctypes.byref(error)) or 0)
+            handle = ctypes.c_void_p(self._find("elpa_allocate")(ctypes.byref(error)))
             for name, number in numbers.items():
                 if not error.value:
-                    self._find("elpa_set_integer")(
-                        ctypes.c_void_p(handle), name.encode(), number, ctypes.byref(error)
-                    )
+                    self._find("elpa_set_integer")(handle, name.encode(), number, ctypes.byref(error))
             _elpa_checked("elpa_set_integer", error.value)
         with Agreement(comm, "ELPA", blocks=True):
-            _elpa_checked("elpa_setup", self._find("elpa_setup")(ctypes.c_void_p(handle)))
+            _elpa_checked("elpa_setup", self._find("elpa_setup")(handle))
         return handle
 
-    def solve(self, handle: int, x: MatrixDescriptor, a: Array, z: Array | None) -> tuple[int, Array]:
-        """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
-
-        Args:
-            handle: what ``handle`` has returned.
-            x: the layout of A, and the type of the elements.
-            a: A's local array, both triangles, in F order without gaps; it is overwritten.
-            z: an array like ``a`` for the vectors, or None.
-
-        Returns:
-            0, or an INFO, and the eigenvalues.
-        """
-        values, error = np.zeros(x.shape[0], a.real.dtype), ctypes.c_int()
-        job = "elpa_eigenvalues" if z is None else "elpa_eigenvectors"
-        arrays = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, values, z) if each is not None]
-        with Agreement(self._comm, "ELPA"):
-            compute = self._find(*(f"{job}_{ending}" for ending in _ENDINGS[x.dtype.char]))
-        with Agreement(self._comm, "ELPA", blocks=True):
-            compute(ctypes.c_void_p(handle), *arrays, ctypes.byref(error))
-            _elpa_checked(job, error.value if error.value != _FAILED else 0)
-        return -min(self._comm.allgather(error.value)), values
-
-    def free(self, handle: int) -> None:
-        """Free a handle. Collective over the context."""
-        self._find("elpa_deallocate")(ctypes.c_void_p(handle), ctypes.byref(ctypes.c_int()))
+    def _free(self, most: int) -> None:
+        """Free the handles that were not used for longest, until there are ``most``. Collective over the context."""
+        while len(self._handles) > most:
+            handle = self._handles.pop(next(iter(self._handles)))
+            self._find("elpa_deallocate")(handle, ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
-        """Keep the library: other contexts may use it. Local."""
+        """Free all handles, unless ranks are gone; other contexts may use the library. Collective."""
+        if not self._comm.channel.cause and not self._comm.gone():
+            self._free(0)
 
 
 def _elpa_checked(what: str, error: int) -> None:

@@ -212,17 +212,10 @@ class ElpaProduct(SpectralProduct):
         vectors = (
             None if z is None else z if (z.dtype, z.strides) == (a.dtype, a.strides) else np.zeros_like(a)
         )
-        if not self._handle:
-            self._handle = library.handle(work, last + 1)
-        info, values = library.solve(self._handle, replace(work, dtype=a.dtype), a, vectors)
+        info, values = library.solve(replace(work, dtype=a.dtype), a, vectors, last + 1)
         if z is not None and vectors is not z:
             z[...] = vectors
         return info, values[first : last + 1].astype(work.dtype.char.lower()), first
-
-    def close(self) -> None:
-        super().close()
-        if self._handle:
-            self._library.free(self._handle)
 
 
 class LapackProduct(OneRankProduct):
