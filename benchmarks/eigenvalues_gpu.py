@@ -107,13 +107,19 @@ def contenders(
     yield from ((name, make) for name, make in ways.items() if NAMES[name] in only)
 
 
+def symmetric(ctx: pb.Context, n: int, options: argparse.Namespace) -> pb.DistributedMatrix:
+    """Return a random matrix. Collective."""
+    layout = {"block": min(options.block, -(-n // (4 * ctx.size))), "grid": pb.Grid.squarest(ctx.size)}
+    a = ctx.random((n, n), seed=n, order="F", dtype=options.dtype, **layout)
+    a += a.T
+    return a
+
+
 def time_order(
     ctx: pb.Context, solver: Solver | str, n: int, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of an order, if there is one on this rank. Collective."""
-    layout = {"block": min(options.block, -(-n // (4 * ctx.size))), "grid": pb.Grid.squarest(ctx.size)}
-    a = ctx.random((n, n), seed=n, order="F", dtype=options.dtype, **layout)
-    a += a.T
+    a = symmetric(ctx, n, options)
     trace, size, eps = a.trace(), a.norm(), float(np.finfo(options.dtype).eps)
     empty = used_bytes(ctx) - a.local.nbytes
     seconds: dict[str, list[float]] = {}
@@ -173,28 +179,25 @@ def main() -> None:
     options = parser.parse_args()
     with pb.Context(engine="cublasmp") as ctx:
         solver = open_solver(ctx)
-        layout = {"block": 256, "grid": pb.Grid.squarest(ctx.size), "dtype": options.dtype, "order": "F"}
-        small = ctx.random((2048, 2048), seed=1, **layout)
-        small += small.T
-        pb.linalg.eigh(small)  # loads libraries and kernels
+        pb.linalg.eigh(symmetric(ctx, 2048, options))  # loads libraries and kernels
         if options.routine == "svd":
-            pb.linalg.svd(small, algo="cusolvermp")
+            pb.linalg.svd(symmetric(ctx, 2048, options), algo="cusolvermp")
         if isinstance(solver, Solver):
             one_gpu = METHODS[1]
             most, one_gpu.most = one_gpu.most, 0
-            pb.linalg.eigh(small)  # also those of the check that follows cuSOLVERMp
+            pb.linalg.eigh(
+                symmetric(ctx, 2304, options)
+            )  # also those of the check: another order, whose plan is not kept
             one_gpu.most = most
-            solver.eigenvalues(small)
+            solver.eigenvalues(symmetric(ctx, 2048, options))
         directory = results.directory_of(options)
         kinds = [each for each in (options.routine, options.dtype) if each not in ("eigh", "float64")]
         about = results.facts(ctx)
         kept = {key: getattr(options, key) for key in ("block", "rounds", "once")}
         for row in (row for n in options.n for row in time_order(ctx, solver, n, options)):
             if directory is not None:
-                order = row["case"]["n"]
-                own = (
-                    [str(order)] if order > options.once else []
-                )  # a file for each kind and each large order
+                n = row["case"]["n"]  # large orders have files of their own
+                own = [str(n)] if n > options.once else []
                 name = "-".join(["eigenvalues_gpu", *kinds, *own])
                 run = results.Run(
                     benchmark=name, date=results.today(), commit=results.this_commit(), ranks=ctx.size,

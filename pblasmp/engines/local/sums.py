@@ -181,7 +181,7 @@ def stored(
     found = xp.where(apart >= 0 if uplo == "U" else apart <= 0, values, 0)
     if kind == "triangular":
         return (xp.where(on_diagonal, 1, found) if diag == "U" else found), None
-    if kind == "hermitian":
+    if kind == "hermitian" and found.dtype.kind == "c":
         found = xp.where(on_diagonal, found.real, found)
     return found, ~on_diagonal
 

@@ -315,14 +315,19 @@ def columns(array: Array, order: str) -> Array:
 
 
 def part_mask(part: Trapezoid | None, x: MatrixDescriptor, rank: int) -> Array | None:
-    """Return which of this rank's elements are in ``part`` of a matrix, as an array on the GPU; None: all. Local."""
+    """Return which of this rank's elements are in ``part`` of a matrix, as an array on the GPU; None: all. Local.
+
+    It has the order of the matrix: another one takes several times as long to read.
+    """
     if part is None or rank >= x.grid.size:
         return None
     import cupy
 
     rows, cols = x.global_indices(rank)
-    last, here = cupy.asarray(rows + part.diagonal)[:, None], cupy.asarray(cols)[None, :]
-    return here <= last if part.uplo == "L" else here >= last
+    last, here = cupy.asarray(rows + part.diagonal), cupy.asarray(cols)
+    across, down = (here, last[:, None]) if x.order == "C" else (here[:, None], last)
+    mask = across <= down if part.uplo == "L" else across >= down
+    return mask if x.order == "C" else mask.T
 
 
 def write_part(to: Array, of: Any, mask: Array | None = None) -> None:
