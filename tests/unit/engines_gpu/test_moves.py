@@ -13,6 +13,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import DataType, Status
 from pblasmp.engines.gpu.cublasmp import faults, move
+from pblasmp.engines.gpu.cublasmp.prepared_call import part_mask
+from pblasmp.layout import Trapezoid
+from pblasmp.matrix import reductions
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
@@ -109,6 +112,23 @@ def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
     lib.clear()
     assert np.array_equal(x.redistribute(replace(D, **change)).local, values)
     assert not lib.calls
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_masks_of_triangles_have_the_order_of_what_they_mask(ctx, monkeypatch, order):
+    """A GPU reads another order many times as slowly: masks of moves, and of norms with what they count."""
+    d = replace(D, shape=(8, 8), order=order, ld=None)
+    for uplo, expected in (("L", np.tril), ("U", np.triu)):
+        mask = part_mask(Trapezoid(uplo), d, 0)
+        assert mask.flags[f"{order}_CONTIGUOUS"]
+        assert np.array_equal(mask, expected(np.ones((8, 8), bool)))
+    a, seen = ctx.empty(d), []
+    a.local[...] = np.arange(64.0).reshape(8, 8)
+    kind = reductions.stored
+    monkeypatch.setattr(reductions, "stored", lambda xp, *given: seen.append(given[0]) or kind(xp, *given))
+    assert a.norm("inf", uplo="L", kind="hermitian") == 476.0
+    assert len(seen) == 2
+    assert all(each.flags.c_contiguous for each in seen)  # as masks of rows and columns are
 
 
 @pytest.mark.parametrize(
