@@ -116,9 +116,8 @@ def plan_sizes(
     With ``dry`` the best choice is run on pretended ranks.
     """
     where = load_machine(machine)
-    asked: Any = advise  # mypy asks which of its two forms this is
     if nodes is None:
-        found: Advice = asked(*sizes, ranks or where.ranks_per_node, where, dtype=dtype)
+        found = advise(*sizes, ranks or where.ranks_per_node, where, dtype=dtype)
         return {
             "advice": [(0, found)],
             **(_dry(found.best.problem, found.best.prediction, where) if dry else {}),

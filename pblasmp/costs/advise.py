@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
@@ -118,19 +118,6 @@ class Advice:
         return "\n".join(lines)
 
 
-@overload
-def advise(
-    m: int, n: int, k: int, ranks: int, machine: Where, *, dtype: DTypeLike = ..., order: str | None = ...
-) -> Advice: ...
-
-
-@overload
-def advise(
-    m: str, n: int, k: int | None = ..., *, ranks: int, machine: Where, dtype: DTypeLike = ...,
-    order: str | None = ...,
-) -> Advice: ...  # fmt: skip
-
-
 def advise(
     m: int | str,
     n: int,
@@ -190,8 +177,7 @@ def scale(
         ArgumentError: as ``advise``.
     """
     where = load_machine(machine)
-    of_any: Any = advise  # mypy asks which of its two forms this is
-    return [(count, of_any(m, n, k, count * where.ranks_per_node, where, **how)) for count in nodes]
+    return [(count, advise(m, n, k, count * where.ranks_per_node, where, **how)) for count in nodes]
 
 
 def perfect(advice: Sequence[tuple[int, Advice]]) -> tuple[int, float]:

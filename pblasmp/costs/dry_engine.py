@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -393,6 +393,17 @@ class DryTransport(Transport):
         return self._ranks.memory_bytes or _PLENTY
 
 
+FLOPS: dict[str, Callable[[int, int, int], int]] = {
+    "gemm": lambda m, n, k: 2 * m * n * k,
+    "trsm": lambda m, n, k: m * n * k,
+    "potrf": lambda m, n, k: m * n * k // 3,
+    "getrf": lambda m, n, k: 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3,
+    "geqrt": lambda m, n, k: 2 * m * n * k - 2 * n * n * k // 3,
+    "gemqrt": lambda m, n, k: (4 * m - k) * n * k,
+}
+"""Operations of a kernel. Source: LAPACK Working Note 41."""
+
+
 def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:
     """Return pivots of columns, from 1, that are dealt evenly over the rows below the diagonal. Local."""
     columns = np.arange(first, stop)
@@ -440,7 +451,8 @@ class DryOperations(HostOperations):
         self.flops = 0
         self.shapes: Shapes = Counter()
 
-    def _count(self, kernel: str, m: int, n: int, k: int, flops: int, dtype: np.dtype) -> None:
+    def _count(self, kernel: str, m: int, n: int, k: int, dtype: np.dtype, flops: int | None = None) -> None:
+        flops = FLOPS[kernel](m, n, k) if flops is None else flops
         self.flops += flops * (4 if dtype.kind == "c" else 1)
         if flops:
             self.shapes[kernel, dtype.name, m, n, k] += 1
@@ -455,27 +467,27 @@ class DryOperations(HostOperations):
         (m, n), k = d.shape, a.shape[1]
         if blas_operand(d)[0] == "T":  # BLAS computes its transpose
             m, n = n, m
-        self._count("gemm", m, n, k, 2 * m * n * k, a.dtype)
+        self._count("gemm", m, n, k, a.dtype)
 
     def trsm(self, alpha: complex, a: Any, x: Any, *, lower: bool, unit: bool) -> None:
         """Count a solve. Local."""
         del alpha, a, lower, unit
         m, n = x.shape
-        self._count("trsm", m, n, m, m * m * n, x.dtype)
+        self._count("trsm", m, n, m, x.dtype)
 
     def potrf(self, a: Any, info: Any, first: int) -> None:
         """Count the factorization of a panel. Local."""
         del info, first
         n = a.shape[1]
-        self._count("potrf", n, n, n, n**3 // 3, a.dtype)
+        self._count("potrf", n, n, n, a.dtype)
         if len(a) > n:
             self.trsm(1, a[:n], a[n:].T, lower=True, unit=False)
 
     def getrf(self, a: Any, pivots: Any, info: Any, first: int) -> None:
         """Count the factorization of a panel. Local."""
         del pivots, info, first
-        (m, n), k = a.shape, min(a.shape)
-        self._count("getrf", m, n, k, 2 * m * n * k - (m + n) * k**2 + 2 * k**3 // 3, a.dtype)
+        m, n = a.shape
+        self._count("getrf", m, n, min(m, n), a.dtype)
 
     def swap_rows(self, a: Any, first: int, last: int, pivots: Any, *, back: bool = False) -> None:
         """Count exchanges of rows. Local."""
@@ -494,8 +506,7 @@ class DryOperations(HostOperations):
         (m, n), width = a.shape, len(t)
         for first in range(0, min(m, n), width):
             rows, cols = m - first, min(width, m - first, n - first)
-            flops = 2 * rows * cols * cols - 2 * cols**3 // 3
-            self._count("geqrt", rows, cols, cols, flops, a.dtype)
+            self._count("geqrt", rows, cols, cols, a.dtype)
             if n > first + cols:
                 self.gemqrt(
                     a[first:, first : first + cols], t[:cols], a[first:, first + cols :], adjoint=True
@@ -506,20 +517,19 @@ class DryOperations(HostOperations):
         del adjoint
         (m, n), count, width = x.shape, v.shape[1], len(t)
         for first in range(0, count, width):
-            rows, k = m - first, min(width, count - first)
-            self._count("gemqrt", rows, n, k, 4 * rows * n * k - n * k * k, x.dtype)
+            self._count("gemqrt", m - first, n, min(width, count - first), x.dtype)
 
     def block_reflector(self, products: Any, tau: Any, t: Any) -> None:
         """Count the products that it is. Local."""
         del tau, t
         n = len(products)
-        self._count("gemm", n, n, n, n**3 // 3, products.dtype)
+        self._count("gemm", n, n, n, products.dtype, n**3 // 3)
 
     def larft(self, v: Any, tau: Any, t: Any) -> None:
         """Count the product that it is. Local."""
         del tau, t
         m, n = v.shape
-        self._count("gemm", n, n, m, m * n * n, v.dtype)
+        self._count("gemm", n, n, m, v.dtype, m * n * n)
 
     def add(
         self, d: Any, alpha: complex, x: Any, beta: complex, c: Any, part: LocalPart | None, *, conjugate: bool

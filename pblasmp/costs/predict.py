@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, get_args
@@ -17,9 +17,11 @@ from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..layout.value import LINKS, Kernel, Shapes, Traffic, bytes_text
+from ..layout.value import Kernel, Shapes, Traffic, bytes_text
+from .counts import Counts
+from .dry_engine import FLOPS, Ranks
 from .machines import Machine, NodeOf, load_machine
-from .traffic import move_traffic, operands_bytes, size_of, traffic
+from .traffic import counted_traffic, move_traffic, operands_bytes, size_of, traffic
 
 _PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measured: see the validation
 _WIDE = (0.5, 2.0)  # for all else
@@ -27,15 +29,6 @@ FACTORED = ("cholesky", "lu", "qr", "lstsq", "triangular")
 PANELS = ("potrf", "getrf", "geqrt")
 COLUMNS = ("trsm", *PANELS)
 """Kernels that take one column, or one equation, after the other."""
-FLOPS: dict[str, Callable[[int, int, int], float]] = {
-    "gemm": lambda m, n, k: 2 * m * n * k,
-    "trsm": lambda m, n, k: m * n * k,
-    "potrf": lambda m, n, k: m * n * k / 3,
-    "getrf": lambda m, n, k: 2 * m * n * k - (m + n) * k**2 + 2 * k**3 / 3,
-    "geqrt": lambda m, n, k: 2 * k * n * (m - n / 3),
-    "gemqrt": lambda m, n, k: (4 * m - k) * n * k,
-}
-"""Operations of a kernel. Source: LAPACK Working Note 41."""
 _ALL = (*FLOPS, "swap")
 _BESIDE = 1.6  # times as long a panel takes a GPU beside products, which leave it few multiprocessors
 _TRIANGLES = (
@@ -192,10 +185,10 @@ def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: in
     kernel = {"cholesky": "potrf", "lu": "getrf"}.get(problem.routine, "geqrt")
     flops = int(FLOPS[kernel](m, n, min(m, n))) * (4 if dtype.startswith("complex") else 1)
     side = max(1, int((flops / 2 / size) ** (1 / 3)))
-    counts = Traffic(
-        str(problem), "panels", "panels", size, per_node, nothing, nothing, nothing, nothing, nothing + flops // size,
-        nothing + held, [Counter({("gemm", dtype, side, side, side): 1})], nothing, nothing,
-        dict.fromkeys(LINKS, 0), nothing, nothing, nothing, nothing, 0, 0,
+    counts = counted_traffic(
+        Ranks(size, per_node), Counts.none(size), call=str(problem), algorithm="panels", path="panels",
+        flops=nothing + flops // size, memory_bytes=nothing + held,
+        shapes=[Counter({("gemm", dtype, side, side, side): 1})],
     )  # fmt: skip
     found = _timed(machine, counts, kind_of(problem))
     remark = "its matrices alone do not fit: only its operations are counted, at the speed of products"

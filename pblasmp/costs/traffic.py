@@ -90,21 +90,34 @@ def traffic(
         return np.array(found, np.int64)[numbers]
 
     kinds = Counter(entry.kind for entry in first.log)
+    return counted_traffic(
+        ranks, counts, call=str(problem), algorithm=first.algorithm, path=first.path, flops=every(lambda x: x.flops),
+        memory_bytes=every(lambda x: x.memory_bytes), like=numbers,
+        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=every(lambda x: x.touched_bytes),
+        collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)), meetings=kinds["fence"],
+        collectives=kinds["sum"], pieces=_pieces(asked, first.log),
+    )  # fmt: skip
+
+
+def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
+    """Return what ranks move, and by which links, with the ``rest`` that is known of them. Local."""
     links = {
         "same_rank": int((counts.copied - counts.shared).sum()),
         "same_node": int((counts.sent_here + counts.shared).sum()),
         "other_node": int((counts.sent - counts.sent_here).sum()),
     }
+    nothing = np.zeros(ranks.size, np.int64)
+    known = {
+        "touched_bytes": nothing,
+        "collective_copies": nothing,
+        "like": nothing,
+        "meetings": 0,
+        "collectives": 0,
+    }
     return Traffic(
-        call=str(problem), algorithm=first.algorithm, path=first.path, nranks=ranks.size,
-        ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, flops=every(lambda x: x.flops),
-        memory_bytes=every(lambda x: x.memory_bytes), like=numbers,
-        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=every(lambda x: x.touched_bytes),
-        links=links, node_received=counts.received_here,
-        collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)),
-        node_bytes=counts.sent_here, shared_bytes=counts.shared, meetings=kinds["fence"],
-        collectives=kinds["sum"], pieces=_pieces(asked, first.log),
+        nranks=ranks.size, ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
+        messages=counts.messages, copied_bytes=counts.copied, links=links, node_received=counts.received_here,
+        node_bytes=counts.sent_here, shared_bytes=counts.shared, **{**known, **rest},
     )  # fmt: skip
 
 
@@ -130,20 +143,10 @@ def move_traffic(
     counts = counts_of(
         [(Side.of(source), Side.of(target))], source.dtype.itemsize, size, ranks.nodes, SLOTS
     )  # fmt: skip
-    nothing = np.zeros(size, np.int64)
     memory = np.array([_held(source, r) + _held(target, r) for r in range(size)], np.int64)
-    links = {
-        "same_rank": int(counts.copied.sum()),
-        "same_node": int(counts.sent_here.sum()),
-        "other_node": int((counts.sent - counts.sent_here).sum()),
-    }
-    return Traffic(
-        call=f"move {source} to {target}", algorithm="exchange", path="by MPI", nranks=size,
-        ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, flops=nothing, memory_bytes=memory, shapes=[Shapes()],
-        like=nothing,
-        touched_bytes=nothing, node_received=counts.received_here, collective_copies=nothing,
-        links=links, node_bytes=counts.sent_here, shared_bytes=counts.shared, collectives=0, meetings=0,
+    return counted_traffic(
+        ranks, counts, call=f"move {source} to {target}", algorithm="exchange", path="by MPI",
+        flops=np.zeros(size, np.int64), memory_bytes=memory, shapes=[Shapes()],
     )  # fmt: skip
 
 
