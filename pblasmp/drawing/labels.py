@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..layout.axis import Axis
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.grid import Grid
+    from ..layout.pieces import Trapezoid
     from ..problems.files import ProblemFile
 
 PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
@@ -57,18 +58,48 @@ class Colors:
 
 
 class MatrixView(NamedTuple):
-    """An operand to be drawn: ``descriptor`` is the window of ``parent``, rows and columns given half-open."""
+    """A matrix to be drawn, of which some rows and columns are used.
+
+    Attributes:
+        name: what it is called.
+        parent: the whole matrix.
+        rows, cols: those that are used, half-open.
+        part: the elements that are read or written; None for all.
+        about: its shape and type in words, if not as they are.
+    """
 
     name: str
-    descriptor: MatrixDescriptor
     parent: MatrixDescriptor
     rows: tuple[int, int]
     cols: tuple[int, int]
+    part: Trapezoid | None = None
+    about: str = ""
+
+    @classmethod
+    def of(cls, x: MatrixDescriptor, name: str = "", part: Trapezoid | None = None) -> MatrixView:
+        """Return a whole matrix, faded but for ``part``. Local."""
+        return cls(name, x, (0, x.shape[0]), (0, x.shape[1]), part)
+
+    @property
+    def descriptor(self) -> MatrixDescriptor:
+        """What is used."""
+        return self.parent[slice(*self.rows), slice(*self.cols)]
 
     @property
     def windowed(self) -> bool:
         """Whether it is a part of something larger."""
         return self.descriptor.shape != self.parent.shape
+
+    @property
+    def window(self) -> str:
+        """Which part of something larger it is, in words; empty if it is all of it."""
+        return "[{}:{}, {}:{}] of ".format(*self.rows, *self.cols) if self.windowed else ""
+
+    @property
+    def details(self) -> str:
+        """Its shape, type and order in words."""
+        x = self.parent
+        return self.window + (self.about or f"{x.shape[0]} × {x.shape[1]}, {x.dtype.name}, {x.order} order")
 
     def local_shape(self, rank: int) -> str:
         """The shape of a rank's local array, and of the one that it is a part of. Local."""
@@ -80,8 +111,10 @@ def views(file: ProblemFile) -> list[MatrixView]:
     """Return the operands; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
-        rows, cols = parent.ranges(file.windows[name])
-        found.append(MatrixView(name.upper(), getattr(file.problem, name), parent, rows, cols))
+        view = MatrixView(name.upper(), parent, *parent.ranges(file.windows[name]))
+        if isinstance(file.problem, Level3Problem) and not view.windowed:
+            view = view._replace(part=file.problem.touched(name))
+        found.append(view)
     of_d, of_c = (next((view for view in found if view.name == name), None) for name in "DC")
     if of_d is not None and of_c is not None and of_d[1:] == of_c[1:]:
         found = [view._replace(name="D, C") if view is of_d else view for view in found if view is not of_c]

@@ -105,8 +105,7 @@ def _heading(view: MatrixView) -> list[Text]:
         + ("" if x.source == (0, 0) else f" from process {x.source}"),
     ]
     if view.windowed:
-        (i0, i1), (j0, j1) = view.rows, view.cols
-        notes.append(f"[{i0}:{i1}, {j0}:{j1}] of {x.shape[0]} × {x.shape[1]}")
+        notes.append(f"{view.window}{x.shape[0]} × {x.shape[1]}")
     rows, cols = view.descriptor.shape
     return [
         Text.assemble((view.name, "bold"), f"  {rows} × {cols}"),

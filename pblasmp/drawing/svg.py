@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentTypeError, LayoutError, UnsupportedError, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
@@ -34,30 +34,6 @@ _MOST_BLOCKS = 24  # on a side; if a matrix has more, a corner is drawn
 _MOST_ROWS, _MOST_COLUMNS = 8, 6  # of processes
 _MARGIN, _GAP = 12.0, 34.0
 _INK, _GRAY, _RED = "#222222", "#6b6b6b", "#a02020"
-
-
-Window = tuple[tuple[int, int], tuple[int, int]]
-
-
-class Panel(NamedTuple):
-    """One matrix to be drawn.
-
-    Attributes:
-        name: what it is called.
-        details: its shape, type and order.
-        rows, cols: how its dimensions are dealt out.
-        grid: over which processes.
-        part: the elements that are read or written; None for all.
-        window: the rows and columns that are used, half-open; None for all. The rest is faded.
-    """
-
-    name: str
-    details: str
-    rows: Axis
-    cols: Axis
-    grid: Grid
-    part: Trapezoid | None = None
-    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +97,12 @@ def draw(x: Any) -> Drawing:
 
 @draw.register
 def _(x: Grid) -> Drawing:
-    return _draw_panels([], str(x), grid=x)
+    return _draw_all([], str(x), grid=x)
 
 
 @draw.register
 def _(x: MatrixDescriptor) -> Drawing:
-    return _draw_panels([_panel(x)], str(x))
+    return _draw_all([MatrixView.of(x)], str(x))
 
 
 @draw.register
@@ -134,26 +110,28 @@ def _(x: MatmulProblem) -> Drawing:
     named = {"A": x.a, "B": x.b, "D": x.d}
     if x.c is not None and not x.c.same_places(x.d):
         named["C"] = x.c
-    return _draw_panels([_panel(each, name) for name, each in named.items()], str(x), faults=x.faults())
+    return _draw_all([MatrixView.of(each, name) for name, each in named.items()], str(x), faults=x.faults())
 
 
 @draw.register
 def _(x: Level3Problem) -> Drawing:
-    panels = [_panel(each, name.upper(), x.touched(name)) for name in "abcd" if (each := getattr(x, name))]
-    return _draw_panels(panels, f"{x}: {x.traits.formula}", faults=x.faults())
+    panels = [
+        MatrixView.of(each, name.upper(), x.touched(name)) for name in "abcd" if (each := getattr(x, name))
+    ]
+    return _draw_all(panels, f"{x}: {x.traits.formula}", faults=x.faults())
 
 
 @draw.register
 def _(x: FactorProblem) -> Drawing:
     lower = Trapezoid("L") if x.routine in ("cholesky", "triangular", "eigh") else None
-    panels = [_panel(x.a, "A", lower)]
+    panels = [MatrixView.of(x.a, "A", lower)]
     named = {
         "B": x.b,
         "V^H" if x.routine == "svd" else "factors": x.c,
         "D" if x.inverse or x.routine in ("qr", "eigh", "svd") else "X": x.d,
     }
-    panels += [_panel(each, name) for name, each in named.items() if each is not None]
-    return _draw_panels(panels, str(x), faults=x.faults())
+    panels += [MatrixView.of(each, name) for name, each in named.items() if each is not None]
+    return _draw_all(panels, str(x), faults=x.faults())
 
 
 @draw.register
@@ -166,38 +144,20 @@ def _(x: ParallelProblem) -> Drawing:
     p = kept.as_allreduce() if x.form == "matmul_allreduce" else kept.as_gemm()
     if isinstance(p, str):
         raise LayoutError(f"draw: {x} has no picture: {p}")
-    y = _panel(p.d, "Y")
+    y = MatrixView.of(p.d, "Y")
     if x.form == "matmul_allreduce":  # the copies below each other
-        y = y._replace(details=f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank")
-    return _draw_panels([_panel(p.a, "X"), _panel(p.b, "W"), y], str(x))
+        y = y._replace(about=f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank")
+    return _draw_all([MatrixView.of(p.a, "X"), MatrixView.of(p.b, "W"), y], str(x))
 
 
 def _of_file(file: ProblemFile) -> Drawing:
     """Return the picture of a descriptor file, in which windows are outlined in the matrices that they are part of."""
     lines = [*textwrap.wrap(file.description, 110), f"{formula(file)}    {sizes(file)}"]
-    panels = [_panel_of_view(view, file) for view in views(file)]
-    return _draw_panels(panels, file.title, lines=lines, faults=file.problem.faults())
+    return _draw_all(views(file), file.title, lines=lines, faults=file.problem.faults())
 
 
-def _panel_of_view(view: MatrixView, file: ProblemFile) -> Panel:
-    letter = view.name[0].lower()
-    if not view.windowed:
-        part = file.problem.touched(letter) if isinstance(file.problem, Level3Problem) else None
-        return _panel(view.parent, view.name, part)
-    panel = _panel(view.parent, view.name)
-    (i0, i1), (j0, j1) = view.rows, view.cols
-    part_of = f"[{i0}:{i1}, {j0}:{j1}] of {panel.details}"
-    return panel._replace(details=part_of, window=(view.rows, view.cols))
-
-
-def _panel(x: MatrixDescriptor, name: str = "", part: Trapezoid | None = None) -> Panel:
-    """Return what is drawn of a matrix: all of it, faded but for ``part``."""
-    details = f"{x.shape[0]} × {x.shape[1]}, {x.dtype.name}, {x.order} order"
-    return Panel(name, details, x.rows, x.cols, x.grid, part)
-
-
-def _draw_panels(
-    panels: Sequence[Panel],
+def _draw_all(
+    panels: Sequence[MatrixView],
     title: str,
     *,
     lines: Sequence[str] = (),
@@ -267,11 +227,12 @@ class _Picture:
         if size >= 6:
             self.text(x + width / 2, y + height / 2 + 0.35 * size, text, size, text_anchor="middle")
 
-    def matrix(self, panel: Panel, left: float, top: float) -> tuple[float, float]:
+    def matrix(self, view: MatrixView, left: float, top: float) -> tuple[float, float]:
         """Draw a matrix and its local arrays below; return how far right and down they reach."""
-        grid, colors = panel.grid, Colors(panel.grid)
-        right = self.text(left, top + 14, f"{panel.name}  {panel.details}".strip(), 12)
-        rows, cols = _corner(panel.rows), _corner(panel.cols)
+        whole, windowed = view.parent, view.windowed
+        grid, colors = whole.grid, Colors(whole.grid)
+        right = self.text(left, top + 14, f"{view.name}  {view.details}".strip(), 12)
+        rows, cols = _corner(whole.rows), _corner(whole.cols)
         extents = [cells[-1].stop if cells else 0 for cells in (rows, cols)]
         scale = min(_ELEMENT, _SIDE / max(1, *extents))
         down, across = (max(scale, _THIN / extent) if extent else 0.0 for extent in extents)
@@ -292,20 +253,18 @@ class _Picture:
                 where = f"rank {rank}: [{row.start}:{row.stop}, {col.start}:{col.stop}]"
                 self.box(*place, *size, PALETTE[colors(rank)], where)
                 self.label(*place, *size, str(rank))
-        if panel.part is not None and rows and cols:
-            self.veil(panel.part, x, y, width, height, extents)
-        if panel.window is not None and rows and cols:
-            self.outline(panel.window, x, y, (down, across), extents)
-        total = block_count(panel.rows), block_count(panel.cols)
+        if view.part is not None and rows and cols:
+            self.veil(view.part, x, y, width, height, extents)
+        if windowed and rows and cols:
+            self.outline((view.rows, view.cols), x, y, (down, across), extents)
+        total = block_count(whole.rows), block_count(whole.cols)
         if total != (len(rows), len(cols)):
             note = f"{len(rows)} × {len(cols)} of {total[0]} × {total[1]} blocks"
             self.text(x, y + height + 14, note, 10, fill=_GRAY)
             height += 16
-        whose = "local arrays" if panel.window is None else "local arrays of the part"
+        whose = "local arrays" if not windowed else "local arrays of the part"
         self.text(left, y + height + 22, whose, 10, fill=_GRAY)
-        used = panel.rows, panel.cols
-        if panel.window is not None:
-            used = panel.rows.window(*panel.window[0]), panel.cols.window(*panel.window[1])
+        used = view.descriptor.rows, view.descriptor.cols
         heights, widths = (
             [str(axis.count(p)) for p in range(min(axis.nprocs, most))]
             for axis, most in zip(used, (_MOST_ROWS, _MOST_COLUMNS), strict=True)
@@ -351,7 +310,12 @@ class _Picture:
         )
 
     def outline(
-        self, window: Window, x: float, y: float, scales: tuple[float, float], extents: Sequence[int]
+        self,
+        window: tuple[tuple[int, int], ...],
+        x: float,
+        y: float,
+        scales: tuple[float, float],
+        extents: Sequence[int],
     ) -> None:
         """Fade the elements outside a window, as far as they are drawn, and draw its edge."""
         down, across = scales
