@@ -113,6 +113,15 @@ def as_dtype(dtype: Any) -> np.dtype:
 
 
 @lru_cache(64)
+def named_like(name: str) -> np.dtype | None:
+    """Return NumPy's type of the same name as one of PyTorch's; None if it has none. Local."""
+    try:
+        return np.dtype(name.removeprefix("torch."))
+    except TypeError:
+        return None
+
+
+@lru_cache(64)
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     """Return the type in which products of ``dtype`` are summed: float32 for types of 16 and 8 bits. Local."""
     return DTYPES[element_type(dtype).accumulation]

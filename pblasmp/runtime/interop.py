@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import as_dtype, element_type, is_float8, is_foreign
+from ..dtypes import as_dtype, element_type, is_float8, is_foreign, named_like
 from ..engines.arrays import address
 from ..errors import ArgumentError
 
@@ -174,17 +174,8 @@ def _as_numpy(tensor: Any) -> Any:
     """
     if str(tensor.layout) != "torch.strided":
         raise ArgumentError(f"a tensor that is {tensor.layout}, expected a dense one: its to_dense()")
-    dtype = _numpy_type(str(tensor.dtype))
+    dtype = named_like(str(tensor.dtype))
     return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_HostTensor(tensor, dtype))
-
-
-@lru_cache
-def _numpy_type(name: str) -> np.dtype | None:
-    """Return NumPy's type of the same name as one of PyTorch's; None if it has none. Local."""
-    try:
-        return np.dtype(name.removeprefix("torch."))
-    except TypeError:
-        return None
 
 
 def as_typed(

@@ -14,7 +14,7 @@ from typing import Any
 from ...layout.routines import ROUTINES
 from ...resources import rank_share
 from .asked import Asked, Part
-from .spans import Axes, Span, whole_span
+from .spans import Axes, Span
 
 Array = Any
 
@@ -41,9 +41,6 @@ class SubMatrix:
     def __init__(self, part: Part, *, turned: bool = False, conjugated: bool = False) -> None:
         held, i, j, m, n, transposed = part
         pattern = held.pattern
-        if pattern.size == 1 and pattern.rows.mine == 0:  # all on this rank
-            self._init_here(part, turned, conjugated)
-            return
         down, rows_here, rows = _place(pattern.rows, i, m)
         right, cols_here, cols = _place(pattern.cols, j, n)
         self.held, self.part, self.ld = held, part, held.ld
@@ -58,20 +55,6 @@ class SubMatrix:
         else:
             self.rows, self.cols, self.m, self.n = rows, cols, rows_here, cols_here
             self.row, self.col = pattern.rows.mine, pattern.cols.mine
-
-    def _init_here(self, part: Part, turned: bool, conjugated: bool) -> None:
-        """Make it if this rank has all of it: the same in fewer steps."""
-        held, i, j, m, n, transposed = part
-        pattern = held.pattern
-        self.held, self.part, self.ld, self.row, self.col = held, part, held.ld, 0, 0
-        first = i + j * held.ld if pattern.by_columns else i * held.ld + j
-        self.at = held.address + first * pattern.itemsize
-        self.transposed = turned != transposed
-        self.by_columns = pattern.by_columns != self.transposed
-        self.conjugated = conjugated and pattern.is_complex
-        if self.transposed:
-            m, n = n, m
-        self.m, self.n, self.rows, self.cols = m, n, whole_span(m), whole_span(n)
 
     @property
     def active(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...bindings import Library, version_text
 from ...comm import CellArrays, Communicator, Side
-from ...dtypes import is_float8
+from ...dtypes import is_float8, named_like
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.pieces import Trapezoid
@@ -267,24 +267,15 @@ def _over_tensor(cupy: Any, tensor: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor) or not (tensor.is_cuda and tensor.numel()):
         return None
-    dtype = _numpy_type(str(tensor.dtype))
+    dtype = named_like(str(tensor.dtype))
     raw = getattr(
         getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None
     )  # the object takes 50 us to make
     stream = torch.cuda.current_stream(tensor.device).cuda_stream if raw is None else raw(tensor.device.index)
-    if dtype is None or stream != cupy.cuda.get_current_stream().ptr:
+    if dtype is None or dtype.isbuiltin != 1 or stream != cupy.cuda.get_current_stream().ptr:
         return None
     shape, strides, item = tuple(tensor.shape), tensor.stride(), dtype.itemsize
     nbytes = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * item
     memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), nbytes, tensor, tensor.device.index)
     pointer = cupy.cuda.MemoryPointer(memory, 0)
     return cupy.ndarray(shape, dtype, pointer, tuple(stride * item for stride in strides))
-
-
-@lru_cache
-def _numpy_type(name: str) -> np.dtype | None:
-    try:
-        dtype = np.dtype(name.removeprefix("torch."))
-    except TypeError:
-        return None
-    return dtype if dtype.isbuiltin == 1 else None
