@@ -14,13 +14,16 @@ import pblasmp as pb
 from tests.helpers import tensor_cases
 from tests.helpers.cases import exact
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.epilogues import tanh_gelu
 from tests.helpers.factor_cases import random
 
 NAMES = [(form, name) for form, kinds in PRODUCTS.items() for name in kinds]
 SUMS = ("matmul_reduce_scatter", "matmul_allreduce")
 ONE_KERNEL = ("bfloat16", "float16")
 RUNS = 1000  # of a product whose bits are compared
-WORST = {"bfloat16": 8e-3, "float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5}
+WORST = {
+    "bfloat16": 8e-3, "float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5, "complex128": 1e-13,
+}  # fmt: skip
 
 
 def sixteen_each(total: int, ctx: pb.Context) -> slice:
@@ -33,21 +36,28 @@ class Case(tensor_cases.Case):
     """Operands that are rounded, this rank's parts on its GPU, and what NumPy makes of them."""
 
     def __init__(
-        self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False
+        self,
+        ctx: pb.Context,
+        form: str,
+        dtype: str,
+        *,
+        uneven: bool = False,
+        large: bool = False,
+        **how: Any,
     ) -> None:
         sizes = (4096, 2048, 1024) if large else (96, 128, 112)
-        how = {"split": sixteen_each if uneven else tensor_cases.shard, "draw": random}
+        how = {"split": sixteen_each if uneven else tensor_cases.shard, "draw": random, **how}
         super().__init__(np.random.default_rng(5), ctx, form, dtype, *sizes, **how)
         tensor_cases.on_gpu(self)
         self.ctx, (self.x, self.w, self.bias) = ctx, map(exact, (self.x, self.w, self.bias))
 
-    def check(self, y: Any, expected: Any) -> None:
+    def check(self, y: Any, expected: Any, dtype: str | None = None) -> None:
         """Every rank learns of a fault on any."""
         expected = self.of(expected)
         got = self.ctx.engine.to_host(y).astype(expected.dtype)
         error = float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
         errors = self.ctx.comm.allgather(error if np.isfinite(got).all() else float("inf"))
-        assert max(errors) < WORST[self.dtype.name], errors
+        assert max(errors) < WORST[dtype or self.dtype.name], errors
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
@@ -63,7 +73,7 @@ def test_types_and_sizes(ctx, form, name, dtype, uneven):
     case.check(y, case.x @ case.w.T)
 
 
-@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize(("form", "name"), [*NAMES, *((form, "auto") for form in PRODUCTS)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_epilogues_and_c(ctx, form, name, dtype):
     import cupy
@@ -83,6 +93,36 @@ def test_epilogues_and_c(ctx, form, name, dtype):
         return
     function(case.local_x, case.local_w, ctx, algo=name, beta=2, c=out, out=out)
     case.check(out, case.x @ case.w.T + 2)
+
+
+OPTIONS = (
+    ("bfloat16", {"transposed": True}, {"alpha": 2, "beta": -1}),
+    ("bfloat16", {}, {"activation": "gelu", "beta": 0.5}),
+    ("float32", {"uneven": True}, {"activation": "gelu"}),
+    ("complex64", {}, {"alpha": 1j, "beta": 1 - 1j}),
+    ("bfloat16", {"out_dtype": "float32"}, {}),
+    ("bfloat16", {}, {"comm_dtype": "float32", "beta": 1}),
+)
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize(("dtype", "made", "how"), OPTIONS, ids=str)
+def test_options(ctx, form, name, dtype, made, how):
+    """With a bias; what an algorithm cannot compute it refuses: see tests/unit/engines_gpu."""
+    if "comm_dtype" in how and form not in SUMS:
+        pytest.skip("nothing is summed between ranks")
+    case = Case(ctx, form, dtype, **made)
+    given = {**how, "algo": name, "bias": case.local_bias, **({"c": case.local_c} if "beta" in how else {})}
+    if name in ("ring", "one_kernel"):
+        try:
+            y = case(ctx, **given)
+        except pb.UnsupportedError as error:
+            pytest.skip(str(error))
+    else:
+        y = case(ctx, **given)
+    expected = how.get("alpha", 1) * (case.x @ case.w.T) + how.get("beta", 0) * exact(case.c) + case.bias
+    expected = tanh_gelu(expected) if "activation" in how else expected
+    case.check(y, expected, "bfloat16" if "out_dtype" in made else None)
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
@@ -140,3 +180,20 @@ def test_what_was_measured_is_taken(ctx, form, tmp_path, monkeypatch):
         case.check(plan(), case.x @ case.w.T)
     if ctx.rank == 0:
         assert json.loads((tmp_path / "tuning.json").read_text())["measurements"]
+
+
+@pytest.mark.parametrize("algo", ["ring", "push", "one_shot", "auto"])
+def test_a_rank_without_inputs(ctx, algo):
+    """The inputs may be split in any way."""
+    import cupy
+
+    if algo == "ring" and ctx.size != 2:
+        pytest.skip("it is for two GPUs")
+    rows, cols = 2048, 1024
+    x, w = (cupy.ones((n, int(ctx.rank == 0)), np.float32) for n in (rows, cols))
+    bias = cupy.arange(cols, dtype=np.float32)
+    with pb.plan(pb.matmul_allreduce, x, w, ctx, algo=algo, bias=bias) as plan:
+        for _ in range(3):  # the second run records a graph
+            y = plan()
+        wrong = int((y != 1 + bias).sum())
+    assert ctx.comm.allgather(wrong) == [0] * ctx.size
