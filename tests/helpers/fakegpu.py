@@ -643,13 +643,21 @@ class FakeGpu:
         else:
             self.finish([request])
 
+    def _host(self) -> tuple[str, int]:
+        """What tells this rank's host from others; PBLASMP_RANKS_PER_NODE divides one."""
+        per_node = int(os.environ.get("PBLASMP_RANKS_PER_NODE") or self.comm.size)
+        return os.uname().nodename, self.comm.rank // per_node
+
     def _window(self, nbytes: int, comm: Any) -> Any:
-        """Memory that the ranks of a communicator register together: who does so alone waits for ever."""
+        """Memory that ranks register together: who does so alone waits for ever; between hosts there is none."""
+        far = False
         if comm is not None:
             self.finish([comm.Ibarrier()])
             if self.stuck:
                 self.faults.append("registered a window that other ranks do not")
-        if self.null_windows:
+            else:
+                far = len(set(comm.allgather(self._host()))) > 1
+        if self.null_windows or far:
             return SimpleNamespace(handle=0, get_peer_device_pointer=_null_window, close=lambda: None)
         at = self._make("registered", nbytes)
         return SimpleNamespace(

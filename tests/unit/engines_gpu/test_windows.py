@@ -594,15 +594,20 @@ def test_windows_of_two_domains(stand_in):
         run_mpi(two_domains, nranks, timeout=60, path=stand_in(1000))
 
 
-def without_windows(comm: Any, path: str) -> Any:
+def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
     """GPUs that do not reach each other: NCCL's messages carry what copy engines and cuBLASMp cannot."""
-    machines = {"null": {"null_windows": True}, "deaf": {"deaf": [(1, 0)], "null_windows": True}}
+    machines: dict[str, dict[str, Any]] = {
+        "null": {"null_windows": True},
+        "deaf": {"deaf": [(1, 0)], "null_windows": True},
+        "hosts": {"devices": [f"0000:0{comm.rank}:00.0"]},
+    }
     words = {
+        "hosts": "NCCL has no window over all ranks: NCCL gave rank 0 a null window",
         "null": "NCCL has no window over all ranks: NCCL gave rank 0 a null window",
         "deaf": "rank 1's GPU cannot reach rank 0's (no peer access)",
     }
-    for name, how in machines.items():
-        with machine_of(path, Multiplying, comm=comm, lt=FakeLt(), **how) as lib:
+    for name in names:
+        with machine_of(path, Multiplying, comm=comm, lt=FakeLt(), **machines[name]) as lib:
             with pb.Context(comm, engine="cublasmp") as ctx:
                 gpu = ctx.engine.session.gpu
                 yield name, None if words[name] in gpu.why_no_windows else gpu.why_no_windows
@@ -635,4 +640,5 @@ def without_windows(comm: Any, path: str) -> Any:
 
 @starts_ranks
 def test_gpus_that_do_not_reach_each_other(stand_in):
-    run_mpi(without_windows, 2, timeout=60, path=stand_in(1000))
+    run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["null", "deaf"])
+    run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["hosts"], on_nodes="blocks:2")
