@@ -91,15 +91,16 @@ class Axis:
 
     def count(self, process: int) -> int:
         """Return how many indices ``process`` owns."""
-        return self._count_below(self.extent, self._check(process))
+        return self.below(self.extent, self._check(process))
 
-    def _count_below(self, stop: int, process: int) -> int:
-        """Return how many of the indices below ``stop`` a process owns."""
-        turn = (process - self.source) % self.nprocs
-        blocks, rest = divmod(self.lead + stop, self.block)
-        rounds, extra = divmod(blocks, self.nprocs)
-        owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
-        return owned - min(self.lead, owned) if turn == 0 else owned
+    @property
+    def on_one(self) -> bool:
+        """Whether one process owns all indices: ``source``."""
+        return self.nprocs == 1 or self.lead + self.extent <= self.block
+
+    def below(self, stop: int, process: int) -> int:
+        """Return how many of the indices below ``stop`` a process owns; neither is checked."""
+        return owned_below(stop, process, self.block, self.nprocs, self.source, self.lead)
 
     def same_places(self, other: Axis) -> bool:
         """Return whether every index is on the same process, at the same local index, on both axes."""
@@ -115,8 +116,7 @@ class Axis:
 
     def counts(self) -> list[int]:
         """Return how many indices each process owns."""
-        below = self._count_below
-        return [below(self.extent, process) for process in range(self.nprocs)]
+        return [self.below(self.extent, process) for process in range(self.nprocs)]
 
     def index(self, i: int) -> int:
         """Return ``i`` checked to be an index of this axis."""
@@ -181,7 +181,16 @@ class Axis:
         """Return the local indices of ``process`` for ``start`` to ``stop`` (half-open)."""
         self._check_range(start, stop)
         process = self._check(process)
-        return slice(self._count_below(start, process), self._count_below(stop, process))
+        return slice(self.below(start, process), self.below(stop, process))
+
+
+def owned_below(stop: int, process: int, block: int, nprocs: int, source: int, lead: int) -> int:
+    """Return how many of the indices below ``stop`` a process owns, as ``Axis.below``, of plain integers. Local."""
+    turn = (process - source) % nprocs
+    blocks, rest = divmod(lead + stop, block)
+    rounds, extra = divmod(blocks, nprocs)
+    owned = rounds * block + (block if turn < extra else rest if turn == extra else 0)
+    return owned - min(lead, owned) if turn == 0 else owned
 
 
 @lru_cache(256)

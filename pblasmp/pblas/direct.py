@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from ..blas import vector_calls
 from ..dtypes import element_type
 from ..engines.direct import FAMILIES, Asked, Held, Outcome, Part, Pattern, host_address, pattern
-from ..engines.direct.spans import Axes, Span
+from ..engines.direct.spans import Axes
 from ..engines.direct.sub_matrix import SubMatrix, in_first_column, local_range
 from ..errors import ArgumentError
+from ..layout.axis import owned_below
 from ..layout.routines import WORDS
 from ..resources import rank_share
 from ..runtime.reading import number
@@ -64,7 +65,9 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor |
     found = pattern((m, n), (mb, nb), grid.grid, (rsrc, csrc), (row, col), dtype)
     if found is None:
         return None
-    rows, cols = Span.of(found.rows, 0, m).count(row), Span.of(found.cols, 0, n).count(col)
+    rows, cols = (
+        owned_below(extent, axes.mine, *axes[:4]) for extent, axes in ((m, found.rows), (n, found.cols))
+    )
     return None if lld < max(1, rows if cols else 1) else _LegalDescriptor(found, m, n, (rows, cols), lld)
 
 
@@ -437,7 +440,7 @@ def _places(a: Part, axis: int) -> tuple[int, NDArray[np.int64]]:
     """
     x, (first, count) = SubMatrix(a), local_range(a, axis)
     span, process = (x.cols, x.col) if axis else (x.rows, x.row)
-    places = span.indices(process) if process >= 0 and count else np.empty(0, np.int64)
+    places = span.globals(process) if process >= 0 and count else np.empty(0, np.int64)
     return first, places[places < min(a[3], a[4])]
 
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from ..engines.arrays import overlap
 from ..engines.direct import Part
-from ..engines.direct.spans import Axes, Span
+from ..engines.direct.spans import Axes
 from ..engines.direct.sub_matrix import SubMatrix
 from ..engines.protocol import Engine
 from ..errors import PblasmpError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
+from ..layout.axis import Axis
 from ..layout.caches import sized_cache
 from ..matrix.distributed import DistributedMatrix
 from ..scalapack import column_major_view
@@ -290,8 +291,8 @@ class OwnElements(NamedTuple):
 
 
 @sized_cache(lambda found: found.nbytes)
-def _indices(span: Span, process: int) -> NDArray[np.int64]:
-    return span.indices(process)
+def _indices(span: Axis, process: int) -> NDArray[np.int64]:
+    return span.globals(process)
 
 
 def with_same_places(a: Part, b: Part) -> bool:

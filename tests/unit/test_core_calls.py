@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp import _core
 from pblasmp._core import build
 from pblasmp.engines.direct import host_address
-from pblasmp.engines.direct.spans import Axes, Span
+from pblasmp.engines.direct.spans import Axes, span_of
 from pblasmp.engines.host.direct.limits import LIMITS, Limits
 from tests.helpers.core_ranks import CoreRanks, Spread
 from tests.helpers.limits import changed_limits
@@ -54,8 +54,11 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
     assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
 
 
+SPAN = ("extent", "block", "source", "nprocs", "lead")
+
+
 class CSpan(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in Span._fields]
+    _fields_ = [(name, ctypes.c_int64) for name in SPAN]
 
 
 class CPlaces(ctypes.Structure):
@@ -84,11 +87,11 @@ def test_spans_are_those_of_python():
             block, nprocs, int(rng.integers(nprocs)), int(rng.integers(block)), int(rng.integers(-1, nprocs))
         )
         packed = (ctypes.c_int64 * 5)(*axes)
-        span = Span.of(axes, start, extent)
+        span = span_of(axes, start, extent)
         of = core.span_of(packed, ctypes.c_int64(start), ctypes.c_int64(extent))
-        assert tuple(getattr(of, name) for name in Span._fields) == span
+        assert all(getattr(of, name) == getattr(span, name) for name in SPAN)
         whole, at = (
-            Span.of(axes, 0, start + extent),
+            span_of(axes, 0, start + extent),
             core.places_of(packed, *map(ctypes.c_int64, (start, extent))),
         )
         counts = (whole.below(start, axes.mine), span.count(axes.mine)) if axes.mine >= 0 else (0, 0)
@@ -104,7 +107,7 @@ def test_spans_are_those_of_python():
                 )
             for place in range(span.count(p)):
                 index = core.span_at_place(ctypes.byref(of), *map(ctypes.c_int64, (p, place)))
-                assert index == span.at_place(p, place)
+                assert index == span.to_global(p, place)
                 assert core.span_process(ctypes.byref(of), ctypes.c_int64(index)) == (p if nprocs > 1 else 0)
 
 

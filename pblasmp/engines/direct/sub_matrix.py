@@ -11,10 +11,11 @@ import struct
 from functools import lru_cache
 from typing import Any
 
+from ...layout.axis import Axis, owned_below
 from ...layout.routines import ROUTINES
 from ...resources import rank_share
 from .asked import Asked, Part
-from .spans import Axes, Span
+from .spans import Axes, span_of
 
 Array = Any
 
@@ -101,17 +102,16 @@ def in_first_column(part: Part) -> bool:
 
 
 @lru_cache(rank_share(1 << 14, 1 << 18))
-def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Span]:
+def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
     """Return the first local index and the number of indices of a range, and how it is dealt out."""
     block, nprocs, source, lead, mine = axes
-    span = Span.of(axes, start, extent)
+    span = span_of(axes, start, extent)
     if nprocs == 1:
         return start if mine == 0 else 0, extent if mine == 0 else 0, span
     if mine < 0:
         return 0, 0, span
-    whole = Span(start + extent, block, source, nprocs, lead)
-    below = whole.below(start, mine)
-    return below, whole.below(start + extent, mine) - below, span
+    below, end = (owned_below(each, mine, block, nprocs, source, lead) for each in (start, start + extent))
+    return below, end - below, span
 
 
 def local_range(part: Part, axis: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def local_range(part: Part, axis: int) -> tuple[int, int]:
     return _place((pattern.rows, pattern.cols)[axis], part[1 + axis], part[3 + axis])[:2]
 
 
-def place_of(part: Part) -> tuple[int, Span, Span]:
+def place_of(part: Part) -> tuple[int, Axis, Axis]:
     """Return where this rank's part of a sub-matrix begins in its local array, in bytes, and how that is dealt out.
 
     Local. Rows and columns are those of the matrix, also of a transposed part.
@@ -192,7 +192,7 @@ def _options_as_bytes(
 
 def same_rank(x: SubMatrix, d: SubMatrix) -> bool:
     """Return whether one rank has all of both."""
-    if not (x.rows.whole and x.cols.whole and d.rows.whole and d.cols.whole):
+    if not (x.rows.on_one and x.cols.on_one and d.rows.on_one and d.cols.on_one):
         return False
     return x.rank(x.rows.source, x.cols.source) == d.rank(d.rows.source, d.cols.source)
 

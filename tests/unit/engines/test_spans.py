@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: what direct calls know of how indices are dealt out, compared with axes."""
+"""Ranges of indices in direct calls: axes in their simplest form, and where their indices go in other ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from pblasmp.engines.direct.spans import Axes, Span, spread
+from pblasmp.engines.direct.spans import Axes, span_of, spread, whole_span
 from pblasmp.layout.axis import Axis
 
 
 def _random(rng, extent):
-    """An axis, a window of it of that extent, and both as spans."""
+    """An axis, a window of it of that extent, in its simplest form, too."""
     block, nprocs = int(rng.integers(1, 9)), int(rng.integers(1, 5))
     source, lead, start = int(rng.integers(nprocs)), int(rng.integers(block)), int(rng.integers(0, 20))
     whole = Axis(start + extent + int(rng.integers(0, 9)), block, source, nprocs, lead)
-    return whole.window(start, start + extent), Span.of(Axes(block, nprocs, source, lead, 0), start, extent)
+    return whole.window(start, start + extent), span_of(Axes(block, nprocs, source, lead, 0), start, extent)
 
 
 def test_counts_and_places_are_those_of_the_axis():
@@ -22,14 +24,13 @@ def test_counts_and_places_are_those_of_the_axis():
     for _ in range(400):
         extent = int(rng.integers(1, 40))
         axis, span = _random(rng, extent)
-        assert span.whole == (max(axis.counts()) == extent)
+        assert span.on_one == axis.on_one == (max(axis.counts()) == extent)
         for p in range(axis.nprocs):
             mine = axis.globals(p)
             assert span.count(p) == len(mine)
             stop = int(rng.integers(0, extent + 1))
             assert span.below(stop, p) == np.count_nonzero(mine < stop)
-            assert [span.at_place(p, i) for i in range(len(mine))] == mine.tolist()
-            assert span.indices(p).tolist() == mine.tolist()
+            assert span.globals(p).tolist() == mine.tolist()
 
 
 def test_spread_reaches_every_index_once():
@@ -38,10 +39,10 @@ def test_spread_reaches_every_index_once():
         extent = int(rng.integers(1, 40))
         (of, from_), (to, onto) = _random(rng, extent), _random(rng, extent)
         if rng.random() < 0.3:
-            onto, to = Span(extent, extent, 0, 1, 0), Axis(extent, extent)
+            onto, to = whole_span(extent), Axis(extent, extent)
         if rng.random() < 0.3:
             turn = int(rng.integers(from_.nprocs))
-            onto, to = from_._replace(source=turn), None
+            onto, to = replace(from_, source=turn), None
         parts = {q: np.full(onto.count(q), -1) for q in range(onto.nprocs)}
         for p in range(of.nprocs):
             mine = of.globals(p)
@@ -51,6 +52,6 @@ def test_spread_reaches_every_index_once():
                     assert (parts[q][dst : dst + s.length] == -1).all()
                     parts[q][dst : dst + s.length] = mine[src : src + s.length]
         if to is None:
-            to = onto.axis()
+            to = onto
         for q in range(to.nprocs):
             assert np.array_equal(parts[q], to.globals(q))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblasmp.engines.direct.asked import Axes
-from pblasmp.engines.direct.spans import Span
+from pblasmp.engines.direct.spans import span_of
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.pieces import Rectangle, copy_part, even_runs, pieces
 
@@ -21,7 +21,7 @@ def spans(draw):
     """A range of an axis in blocks, and a process."""
     start, nprocs, block = draw(st.integers(0, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 7))
     axes = Axes(block, nprocs, draw(st.integers(0, nprocs - 1)), draw(st.integers(0, block - 1)), 0)
-    return Span.of(axes, start, draw(st.integers(1, M))), draw(st.integers(0, nprocs - 1))
+    return span_of(axes, start, draw(st.integers(1, M))), draw(st.integers(0, nprocs - 1))
 
 
 def inside(part, rows, cols):
@@ -47,7 +47,7 @@ def counted(part, found, rows, cols):
 )  # fmt: skip
 def test_every_element_is_in_one_piece(rows, cols, uplo, diagonal, finest, width):
     """Of unlike blocks, unlike grids, sub-matrices, any diagonal, in bands or not."""
-    part, i, j = Trapezoid(uplo, diagonal), *(span.indices(process) for span, process in (rows, cols))
+    part, i, j = Trapezoid(uplo, diagonal), *(span.globals(process) for span, process in (rows, cols))
     n = len(j)
     ends = None if width is None else [min(n, at) for at in range(width, n + width, width)]
     found = list(pieces(part, i, j, ends, finest))
@@ -61,9 +61,9 @@ def test_every_element_is_in_one_piece(rows, cols, uplo, diagonal, finest, width
 def test_tiles_of_blocks_are_triangles(cols, uplo, unit):
     """Where rows are dealt out like columns, what is cut of a block begins and ends on the diagonal of the matrix."""
     span, process = cols
-    part, j = Trapezoid.of_shape((span.extent,) * 2, uplo, "U" if unit else "N"), span.indices(process)
+    part, j = Trapezoid.of_shape((span.extent,) * 2, uplo, "U" if unit else "N"), span.globals(process)
     for row in range(span.nprocs):
-        i = span.indices(row)
+        i = span.globals(row)
         ends = (1 + np.flatnonzero(np.diff(j) > 1)).tolist() if span.nprocs > 1 else []
         found = list(pieces(part, i, j, [*ends, len(j)]))
         assert np.array_equal(counted(part, found, i, j), inside(part, i, j))

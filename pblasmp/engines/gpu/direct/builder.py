@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ....layout.axis import Axis
 from ....layout.intersection import Stretches
 from ...direct import Asked
-from ...direct.spans import Span, spread
+from ...direct.spans import spread
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ..kernels.compiler import is_stand_in, placed, stand_in
 from ..kernels.views import Move, View, moves
@@ -48,8 +49,8 @@ class StagedOperand:
     def __init__(
         self,
         x: SubMatrix,
-        rows: Span,
-        cols: Span,
+        rows: Axis,
+        cols: Axis,
         receivers: dict[int, tuple[int, int]],
         start: int,
         end: int,
@@ -59,7 +60,8 @@ class StagedOperand:
 
     def ld(self, p: int, q: int) -> int:
         """Return the leading dimension of the copy of rows ``p`` and columns ``q``."""
-        return max(1, self.rows.count(p) if self.x.by_columns else self.cols.count(q))
+        of, process = (self.rows, p) if self.x.by_columns else (self.cols, q)
+        return max(1, of.below(of.extent, process))
 
     def moves(self, bases: dict[int, int]) -> Iterator[Move]:
         """Yield the copies of what this rank has; ``bases`` has the addresses of the ranks' sets of slabs."""
@@ -86,7 +88,7 @@ class StagedOperand:
 
 
 @lru_cache(4096)
-def _by_process(of: Span, process: int, to: Span) -> dict[int, Stretches]:
+def _by_process(of: Axis, process: int, to: Axis) -> dict[int, Stretches]:
     """Return where the indices of a process go, by process."""
     found: dict[int, Stretches] = {}
     for p, stretch in spread(of, process, to):
@@ -94,12 +96,12 @@ def _by_process(of: Span, process: int, to: Span) -> dict[int, Stretches]:
     return found
 
 
-def covers(of: Span, process: int, needed: Span, needing: int) -> bool:
+def covers(of: Axis, process: int, needed: Axis, needing: int) -> bool:
     """Return whether a process's indices are just those that another distribution gives a process."""
     if process < 0:
         return False
-    if needed.whole:
-        return of.whole and process == of.source
+    if needed.on_one:
+        return of.on_one and process == of.source
     return of == needed and process == needing
 
 
@@ -253,7 +255,7 @@ class CallBuilder:
         self._scratch = max(self._scratch, nbytes)
         return stand_in(SCRATCH)
 
-    def stage(self, x: SubMatrix, rows: Span, cols: Span, whose: str) -> StagedOperand:
+    def stage(self, x: SubMatrix, rows: Axis, cols: Axis, whose: str) -> StagedOperand:
         """Have an operand copied to those who need it.
 
         Args:
@@ -270,7 +272,7 @@ class CallBuilder:
         return slab
 
     def _receivers(
-        self, x: SubMatrix, rows: Span, cols: Span, whose: str
+        self, x: SubMatrix, rows: Axis, cols: Axis, whose: str
     ) -> tuple[dict[int, tuple[int, int]], int]:
         """Return who needs what of an operand and lacks it, and the most elements that one of them needs."""
         to = self.to

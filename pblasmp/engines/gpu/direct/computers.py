@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 from ....layout import Trapezoid
+from ....layout.axis import Axis
 from ....layout.pieces import Rectangle, even_runs, pieces
 from ...direct import Asked
-from ...direct.spans import Span, whole_span
+from ...direct.spans import whole_span
 from ...direct.sub_matrix import (
     SubMatrix,
     UnfitError,
@@ -127,7 +128,7 @@ def triangular(call: CallBuilder) -> Compute:
     if source is not None and not source.same_places(to):
         raise UnfitError
     copies = call.copied(source)
-    if not (to.rows if asked.side == "L" else to.cols).whole:
+    if not (to.rows if asked.side == "L" else to.cols).on_one:
         raise UnfitError
     everything = whole_span(x.rows.extent)
     slab = call.stage(x, everything, everything, "")
@@ -197,13 +198,13 @@ _SCRATCH = 64 << 20  # bytes for the tiles of a triangle that are summed at a ti
 
 
 @lru_cache(1024)
-def strips_of(rows: Span, row: int, cols: Span, col: int, uplo: str) -> tuple[Rectangle, ...]:
+def strips_of(rows: Axis, row: int, cols: Axis, col: int, uplo: str) -> tuple[Rectangle, ...]:
     """Return a rank's columns of a triangle, cut so that tiles on the diagonal get the same size."""
     lead = cols.lead if (col - cols.source) % cols.nprocs == 0 else 0
     n = cols.count(col)
     width = -(-max(_STRIP, -(-n // _STRIPS)) // _STRIP) * _STRIP
     ends = [min(n, at - lead) for at in range(width, n + lead + width, width)]
-    return tuple(pieces(Trapezoid(uplo), rows.indices(row), cols.indices(col), ends))
+    return tuple(pieces(Trapezoid(uplo), rows.globals(row), cols.globals(col), ends))
 
 
 def portions(tiles: Sequence[Rectangle], item: int) -> Iterator[list[Rectangle]]:
@@ -221,7 +222,7 @@ def portions(tiles: Sequence[Rectangle], item: int) -> Iterator[list[Rectangle]]
         yield some
 
 
-def deal(span: Span, process: int) -> Deal:
+def deal(span: Axis, process: int) -> Deal:
     """Return how the indices of a process are dealt out, as kernels take it."""
     turn = (process - span.source) % span.nprocs
     return Deal(span.block, span.nprocs, turn, span.lead, span.lead if turn == 0 else 0)
@@ -234,7 +235,7 @@ def updated(call: CallBuilder) -> Compute:
     inner = whole_span(k)
     down = [call.stage(each, to.rows, inner, "row") for each in factors]
     across, column = down, to.row
-    if not (to.rows.whole and to.cols.whole):  # otherwise one rank has all of D
+    if not (to.rows.on_one and to.cols.on_one):  # otherwise one rank has all of D
         across, column = [call.stage(each, to.cols, inner, "col") for each in factors], to.col
     pairs = [(asked.alpha, 0, 0)]
     if asked.b is not None:

@@ -111,7 +111,7 @@ class MatrixReducer:
         self._kind, _, name = asked.routine.partition(": ")
         both = self._kind in ("symmetric", "hermitian")
         for norm, span in (("norm 1", x.rows), ("norm inf", x.cols)):
-            if name == norm and not (x.rows.whole and x.cols.whole if both else span.whole):
+            if name == norm and not (x.rows.on_one and x.cols.on_one if both else span.on_one):
                 raise UnfitError
         self.number = 0 if single else vote_number(asked)
         self._find, self.total = MATRIX_REDUCTIONS[name]
@@ -119,7 +119,7 @@ class MatrixReducer:
         places = np.empty(0, np.int64)
         self._array, self._rows, self._cols = np.empty((0, 0)), places, places
         if x.active:
-            self._array, self._rows, self._cols = x.local(), x.rows.indices(x.row), x.cols.indices(x.col)
+            self._array, self._rows, self._cols = x.local(), x.rows.globals(x.row), x.cols.globals(x.col)
 
     def part(self) -> Sequence[float]:
         """Return what this rank finds in its elements."""

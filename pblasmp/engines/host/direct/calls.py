@@ -403,4 +403,4 @@ def _part_by_numpy(asked: Asked, part: Callable[..., Sequence[float]]) -> Sequen
     x, nothing = vectors[0], np.empty(0, asked.d[0].pattern.dtype)
     arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
     with np.errstate(all="ignore"):
-        return part(np, arrays, lambda at: x.rows.at_place(x.row, at))
+        return part(np, arrays, lambda at: x.rows.to_global(x.row, at))
