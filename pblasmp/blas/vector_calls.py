@@ -40,7 +40,7 @@ def same(x: Handle, y: Handle) -> bool:
     """Return whether two columns of one length are the same elements. Local."""
     here, there = x.place, y.place
     one = x.shape == (1, 1) == y.shape  # whose transpose is itself
-    return here.whole is there.whole and here[1 : 3 if one else None] == there[1 : 3 if one else None]
+    return here[0] is there[0] and here[1 : 3 if one else None] == there[1 : 3 if one else None]
 
 
 def _check_fit(row: VectorRoutine, routine: str, given: Given, op_a: object = "N") -> None:

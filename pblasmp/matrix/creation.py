@@ -498,7 +498,7 @@ def _copy_matrix(part: Handle, value: Handle) -> None:
     """
     ctx = part.context
     here, there = part.place, value.place
-    same = here.whole is there.whole and here[1:] == there[1:]
+    same = here[0] is there[0] and here[1:] == there[1:]
     with ctx.running(CALL):
         with ctx.agreement(CALL) as facts:
             facts.update(matrix=part.descriptor, value=value.descriptor, same=same)

@@ -252,7 +252,7 @@ def done_here(call: FactorCall, axis: int, count: int) -> tuple[NDArray[np.int64
 
     Or columns, with axis 1.
     """
-    part, whole = call.a.descriptor, call.a.place.whole.descriptor
+    part, whole = call.a.descriptor, call.a.whole.descriptor
     process = whole.grid.coords(call.a.context.rank)[axis]
     mine = (part.rows, part.cols)[axis].globals(process)
     start = (call["a"].i, call["a"].j)[axis] - 1

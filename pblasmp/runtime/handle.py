@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +18,6 @@ from .runtime import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class Place(NamedTuple):
-    """Where a view is in the matrix whose memory it shows. Views of one place are the same elements.
-
-    Attributes:
-        whole: that matrix, which is no view.
-        i, j: the row and the column in it where the view begins.
-        m, n: how many of its rows and columns the view has.
-        transposed: whether the view's rows are its columns.
-    """
-
-    whole: Handle
-    i: int
-    j: int
-    m: int
-    n: int
-    transposed: bool
 
 
 class KnownCall:
@@ -122,9 +104,13 @@ class Handle:
         return self if self._view_of is None else self._view_of
 
     @property
-    def place(self) -> Place:
-        """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself. Local."""
-        return Place(self.whole, *self._at)
+    def place(self) -> tuple[Handle, int, int, int, int, bool]:
+        """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself. Local.
+
+        That matrix, which is no view; the row and the column in it where this one begins, and how many of each it has;
+        whether its rows are this one's columns. Views of one place are the same elements.
+        """
+        return self.whole, *self._at
 
     @property
     def transposed(self) -> bool:
