@@ -167,6 +167,11 @@ def unpacked(stretches: Stretches) -> Stretches:
     return tuple(out)
 
 
+def back(stretches: Stretches) -> Stretches:
+    """Return ``stretches`` from the destination to the source."""
+    return tuple(s.back for s in stretches)
+
+
 def extent(stretches: Stretches) -> int:
     """Return the number of indices in ``stretches``."""
     total = 0
@@ -201,7 +206,7 @@ class Piece:
     @property
     def back(self) -> Piece:
         """The copy from the destination to the source."""
-        return Piece(*(tuple(s.back for s in each) for each in (self.rows, self.cols)))
+        return Piece(back(self.rows), back(self.cols))
 
     def packed(self) -> Piece:
         """Return the copy from the source into a message of ``shape``."""
@@ -222,7 +227,7 @@ class Piece:
 
     def region(self, array: Array, order: str, *, source: bool) -> Array | None:
         """Return the part of ``array`` that is this piece, laid out as in a message; None if it is not contiguous."""
-        rows, cols = _solid(self.rows, source), _solid(self.cols, source)
+        rows, cols = one_range(self.rows, source=source), one_range(self.cols, source=source)
         if rows is None or cols is None:
             return None
         view = array[rows, cols]
@@ -252,8 +257,8 @@ def _split(stretches: Stretches, limit: int) -> list[Stretches]:
     return [tuple(part) for part in parts if part]
 
 
-def _solid(stretches: Stretches, source: bool) -> slice | None:
-    """Return the one range that ``stretches`` cover in order, or None."""
+def one_range(stretches: Stretches, *, source: bool) -> slice | None:
+    """Return the one range that ``stretches`` cover in order where they are read, or written; None: there is none."""
     start = at = stretches[0].src if source else stretches[0].dst
     for s in stretches:
         first, step = (s.src, s.src_step) if source else (s.dst, s.dst_step)
@@ -276,12 +281,13 @@ def copy(
         where: which elements, in the shape of a message; None: all.
     """
     conjugate = conjugate and src.dtype.kind == "c"
-    masks = None if where is None else _both_views(where, where, piece.unpacked().packed())
-    for to, of in _both_views(dst, src, piece):
+    masks = None if where is None else both_views(where, where, piece.unpacked().packed())
+    for to, of in both_views(dst, src, piece):
         _copy(to, of, conjugate, None if masks is None else next(masks)[0])
 
 
-def _both_views(dst: Array, src: Array, piece: Piece) -> Iterator[tuple[Array, Array]]:
+def both_views(dst: Any, src: Any, piece: Piece) -> Iterator[tuple[Any, Any]]:
+    """Yield views in 4 dimensions of what a piece has in two arrays, NumPy's or CuPy's, of one shape. Local."""
     for rows in piece.rows:
         for cols in piece.cols:
             shape = (rows.repeat, rows.length, cols.repeat, cols.length)
@@ -304,7 +310,7 @@ def _copy(to: Array, of: Array, conjugate: bool, where: Array | None = None) -> 
             np.copyto(to[tile], of[tile], casting="unsafe", where=mask)
 
 
-def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
+def _view(array: Any, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Any:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     repeat, length, columns, width = shape
     if repeat == columns == 1:  # as_strided takes several times as long
@@ -312,8 +318,7 @@ def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple
     down, across = array.strides
     raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not take all types
     strides = (down * row[1], down, across * col[1], across)
-    found: Array = strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
-    return found
+    return strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
 
 
 def strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:

@@ -59,10 +59,7 @@ def spread(of: Axis, process: int, to: Axis) -> list[tuple[int, Stretch]]:
     if to.nprocs == 1:
         return [(0, s) for s in _regular(of, process)]
     if of.nprocs == 1:
-        turned = [(q, s) for q in range(to.nprocs) for s in _regular(to, q)]
-        return [
-            (q, s._replace(src=s.dst, src_step=s.dst_step, dst=s.src, dst_step=s.src_step)) for q, s in turned
-        ]
+        return [(q, s.back) for q in range(to.nprocs) for s in _regular(to, q)]
     return [(q, s) for q in range(to.nprocs) for s in intersect(of, process, to, q)]
 
 

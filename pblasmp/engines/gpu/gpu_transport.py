@@ -12,7 +12,7 @@ import numpy as np
 
 from ...comm import Agreement, CellArrays, Exchange, Side
 from ...dtypes import is_float8
-from ...layout.intersection import Piece
+from ...layout.intersection import Piece, both_views
 from ..protocol import SHARE, Transfer, Transport
 from .gpu_operations import GpuOperations
 from .kernels.views import View, moves, transposing_moves
@@ -138,14 +138,14 @@ class GpuTransport(Transport):
         conjugate = conjugate and src.dtype.kind == "c"
         gpu, minor = self._session.gpu, _contiguous(dst, src)
         if dst.dtype != src.dtype or (conjugate and not _aligned(dst, src)):
-            _copy_values(self._cupy, dst, src, piece, conjugate)
+            _copy_values(dst, src, piece, conjugate)
             return
         stream = self._cupy.cuda.get_current_stream()
         if minor is None:
             if dst.strides[0] != dst.itemsize:
                 dst, src, piece = dst.T, src.T, piece.T
             if not _turns(dst, src):
-                _copy_values(self._cupy, dst, src, piece, conjugate)
+                _copy_values(dst, src, piece, conjugate)
                 return
             for turned in transposing_moves(dst, src, piece):
                 gpu.kernels.transpose(stream, *turned, dst.itemsize, conjugate=conjugate)
@@ -328,25 +328,9 @@ def _aligned(dst: Array, src: Array) -> bool:
     return not any(place % dst.itemsize for place in places)
 
 
-def _copy_values(cupy: Any, dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:
-    for rows in piece.rows:
-        for cols in piece.cols:
-            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
-            to = _view(cupy, dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
-            of = _view(cupy, src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
-            to[...] = of.conj() if conjugate else of
-
-
-def _view(
-    cupy: Any, array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]
-) -> Array:
-    """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
-    repeat, length, columns, width = shape
-    if repeat == columns == 1:
-        return array[None, row[0] : row[0] + length, None, col[0] : col[0] + width]
-    down, across = array.strides
-    strides = (down * row[1], down, across * col[1], across)
-    return cupy.lib.stride_tricks.as_strided(array[row[0] :, col[0] :], shape, strides)
+def _copy_values(dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:
+    for to, of in both_views(dst, src, piece):
+        to[...] = of.conj() if conjugate else of
 
 
 def _empty(cupy: Any, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:

@@ -23,7 +23,17 @@ from ....comm import Side
 from ....dtypes import is_float8
 from ....layout import MatmulProblem
 from ....layout.axis import Axis
-from ....layout.intersection import Stretch, Stretches, extent, intersect, packed, regular, unpacked
+from ....layout.intersection import (
+    Stretch,
+    Stretches,
+    back,
+    extent,
+    intersect,
+    one_range,
+    packed,
+    regular,
+    unpacked,
+)
 from ...moving.panels import needs
 from ..peers.windows import PUSHED
 
@@ -60,11 +70,6 @@ def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
     return tuple(found)
 
 
-def _reversed(stretches: Stretches) -> Stretches:
-    """Return the stretches with source and destination exchanged."""
-    return tuple(Stretch(s.repeat, s.length, s.dst, s.dst_step, s.src, s.src_step) for s in stretches)
-
-
 def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
     """Return (source, destination, length) of every run; runs adjacent on both sides are merged. Local."""
     found: list[tuple[int, int, int]] = []
@@ -76,17 +81,6 @@ def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
             else:
                 found.append((src, dst, s.length))
     return found
-
-
-def one_range(stretches: Stretches, *, source: bool) -> bool:
-    """Return whether the stretches are one range, in order, where they are read or where they are written. Local."""
-    at = stretches[0].src if source else stretches[0].dst
-    for s in stretches:
-        first, step = (s.src, s.src_step) if source else (s.dst, s.dst_step)
-        if first != at or (s.repeat > 1 and step != s.length):
-            return False
-        at += s.repeat * s.length
-    return True
 
 
 def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretches, ...]]:
@@ -156,14 +150,14 @@ class Part:
 
     def within(self, start: int, stop: int) -> Part | None:
         """Return the part of it that is in these rows of the slab, None if there is none. Local."""
-        outer = _reversed(clip(_reversed(self.outer), start, stop))
+        outer = back(clip(back(self.outer), start, stop))
         return Part(self.source, outer, self.inner) if outer else None
 
     @cached_property
     def direct(self) -> bool:
         """Whether it is copied straight to its place in the slab; otherwise the receiver unpacks it."""
         few = self._straight or _copies(unpacked(self.inner)) <= _FEW
-        return few and one_range(self.outer, source=False)
+        return bool(few and one_range(self.outer, source=False))
 
     @cached_property
     def packed(self) -> bool:
@@ -174,7 +168,7 @@ class Part:
 
     @property
     def _straight(self) -> bool:
-        in_order = one_range(self.outer, source=True) and one_range(self.outer, source=False)
+        in_order = all(one_range(self.outer, source=source) for source in (True, False))
         return in_order and _copies(self.inner) <= _FEW
 
     @cached_property
