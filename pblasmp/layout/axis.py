@@ -59,6 +59,10 @@ class Axis:
     lead: int = 0
 
     def __post_init__(self) -> None:
+        extent, block, source, nprocs, lead = self.extent, self.block, self.source, self.nprocs, self.lead
+        plain = type(extent) is type(block) is type(source) is type(nprocs) is type(lead) is int
+        if plain and extent >= 0 and 0 <= lead < block and 0 <= source < nprocs:
+            return  # nearly always
         for name, minimum in (("extent", 0), ("block", 1), ("source", 0), ("nprocs", 1), ("lead", 0)):
             object.__setattr__(self, name, integer(getattr(self, name), name, minimum))
         if self.source >= self.nprocs:
