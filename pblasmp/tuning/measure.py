@@ -169,8 +169,8 @@ class _Trials:
         self._engine, self._comm, self._options = engine, comm, options
         self._problem, self._nearest = problem, nearest
         with Agreement(comm, "tune: scratch results"):
-            scratch = _scratch_factors if isinstance(problem, FactorProblem) else _scratch
-            self._operands, self._restore = scratch(engine, operands)
+            written = "abcd" if isinstance(problem, FactorProblem) else "d"
+            self._operands, self._restore = _scratch(engine, operands, written)
 
     def time(self, name: str, best: float) -> float | str:
         """Return the seconds that an algorithm takes, or why it refuses. Collective.
@@ -249,8 +249,15 @@ def _time(
     return float(np.median([*times, *samples(engine, comm, run, more, restore)])) if more > 0 else middle
 
 
-def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:
-    """Return operands whose outputs are scratch copies, and a function that restores the copies' first values."""
+def _scratch(engine: Any, operands: Operands, written: str) -> tuple[Operands, Callable[[], None]]:
+    """Return operands whose outputs are scratch copies, and a function that restores the copies' first values.
+
+    Args:
+        engine: where.
+        operands: as they were given.
+        written: those of the matrices that may be written; others keep their values, but are the copy of one of these
+            if they are the same memory.
+    """
     copies: list[tuple[Any, Any]] = []
 
     def copy(x: Any) -> Any:
@@ -258,46 +265,28 @@ def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], No
         copies.append((new, x))
         return new
 
-    d = copy(operands.d)
-    others = {
-        name: d if (x := getattr(operands, name)) is not None and same_memory(x, operands.d) else x
-        for name in "abc"
-    }
+    made: dict[str, Any] = {}
+    for name in (*written, *(each for each in "abcd" if each not in written)):
+        x = getattr(operands, name)
+        like = (copied for copied, of in copies if x is not None and same_memory(x, of))
+        made[name] = x if x is None else next(like, None)
+        if made[name] is None and x is not None:
+            made[name] = copy(x) if name in written else x
+    reads = written != "d" or any(made[name] is made["d"] for name in "abc")
     e, s = operands.epilogue, operands.scales
     if e is not None:
         e = replace(e, **{name: copy(getattr(e, name)) for name in e.outputs})
     if s is not None and s.amax is not None:
         s = replace(s, amax=copy(s.amax))
     gathered = None if operands.gathered is None else _like(engine, operands.gathered)
-    restore = _restoring(copies if any(x is d for x in others.values()) else copies[1:])
-    return Operands(**others, d=d, epilogue=e, scales=s, gathered=gathered), restore
-
-
-def _scratch_factors(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:
-    """Return a factorization's operands as scratch copies, for it may write to C and D, and A may be either.
-
-    The function that comes with them restores the copies' first values.
-    """
-    given = {name: x for name in "abcd" if (x := getattr(operands, name)) is not None}
-    copies: list[tuple[Any, Any]] = []
-    made: dict[str, Any] = {}
-    for name, x in given.items():
-        made[name] = next((made[other] for other in made if same_memory(x, given[other])), None)
-        if made[name] is None:
-            made[name] = _like(engine, x)
-            copies.append((made[name], x))
-    return replace(operands, **made), _restoring(copies)
-
-
-def _restoring(copies: Sequence[tuple[Any, Any]]) -> Callable[[], None]:
-    """Return a function that gives copies the values of what they are copies of, which it has done once."""
+    kept = copies if reads else copies[1:]
 
     def restore() -> None:
-        for new, of in copies:
+        for new, of in kept:
             new[...] = of
 
     restore()
-    return restore
+    return replace(operands, **made, epilogue=e, scales=s, gathered=gathered), restore
 
 
 def _like(engine: Any, x: Any) -> Any:

@@ -45,7 +45,7 @@ def test_scratch_lies_as_the_callers_array_does(array):
 def test_trials_write_nothing_of_the_callers(in_place):
     a, b, d = (np.full((3, 3), value) for value in (1.0, 2.0, 3.0))
     c = d if in_place else np.full((3, 3), 4.0)
-    scratch, restore = tuning._scratch(ENGINE, Operands(a=a, b=b, c=c, d=d))
+    scratch, restore = tuning._scratch(ENGINE, Operands(a=a, b=b, c=c, d=d), "d")
     assert scratch.a is a
     assert scratch.b is b
     assert not np.shares_memory(scratch.d, d)
@@ -56,6 +56,12 @@ def test_trials_write_nothing_of_the_callers(in_place):
         restore()
         assert np.array_equal(scratch.d, d)
     assert np.all(d == 3)
+    factored, restore = tuning._scratch(ENGINE, Operands(a=a, b=None, c=a, d=d, pivots=np.arange(3)), "abcd")
+    assert factored.c is factored.a is not a  # the factors take A's place in both
+    factored.a[...] = factored.d[...] = 7
+    restore()
+    assert [x.min() for x in (a, factored.a, factored.d)] == [1, 1, 3]
+    assert factored.pivots.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("best", "runs"), [(0.0, True), (1e-3, False)])
@@ -108,7 +114,7 @@ def test_the_fastest_take_turns(room, monkeypatch):
     monkeypatch.setattr(tuning, "samples", samples)
     monkeypatch.setattr(tuning, "is_agreed", lambda error, comm: True)
     engine = SimpleNamespace(synchronize=lambda: closed.append("synchronize"))
-    monkeypatch.setattr(tuning, "_scratch", lambda engine, operands: (operands, None))
+    monkeypatch.setattr(tuning, "_scratch", lambda engine, operands, written: (operands, None))
     trials = tuning._Trials(engine, Serial(), None, Options(), None, None)
     monkeypatch.setattr(trials, "_prepared", prepared)
     found = trials.time_in_turns("abc")
