@@ -7,7 +7,7 @@ import gc
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,9 +27,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Free what it holds. Collective."""
-
-
-T = TypeVar("T", bound=Closable)
 
 
 class KeptPlans:

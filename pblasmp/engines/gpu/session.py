@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, cast
+from typing import Any
 
 from ...bindings import Library
 from ...comm import Communicator
@@ -18,13 +18,11 @@ from .runtime.graphs import Recordings
 from .runtime.nccl import Nccl
 
 
-class _HasSession(Protocol):
-    session: Session
-
-
 def session_of(engine: Engine) -> Session:
     """Return the session of a GPU engine. Local."""
-    return cast("_HasSession", engine).session
+    of_gpu: Any = engine
+    session: Session = of_gpu.session
+    return session
 
 
 class Session:
