@@ -3,22 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import (
-    CLOSING,
-    Agreement,
-    Launched,
-    Ready,
-    Running,
-    break_off,
-    closing,
-    compare_later,
-    gather_on,
-    is_agreed,
-    late_vote,
-    launch_on,
-    leave,
-    vote_on,
-)
+from .agreement import CLOSING, Agreement, Running, break_off, closing, is_agreed, leave
 from .board import YIELDS, open_boards
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest, largest_size
@@ -37,6 +22,16 @@ from .locations import (
 )
 from .mpi_communicator import world_ranks
 from .post import LARGEST
-from .repeated_calls import RepeatedCalls, agree_after
 from .shared_memory import SharedMemory
 from .side_channel import SideChannel, where_others_wait
+from .votes import (
+    Launched,
+    Ready,
+    RepeatedCalls,
+    agree_after,
+    compare_later,
+    gather_on,
+    late_vote,
+    launch_on,
+    vote_on,
+)

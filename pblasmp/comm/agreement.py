@@ -13,14 +13,12 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
 from ..errors import ClosedError, PblasmpError, RankMismatchError, ranks_text
 from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
@@ -105,7 +103,7 @@ class Agreement:
         self._facts: dict[str, Any] = {"call": call}
 
     def __enter__(self) -> dict[str, Any]:
-        _check_alive(self._comm)
+        check_alive(self._comm)
         self._comm.channel.take_turn(self._facts["call"])
         user_state = self._comm.channel.user_state
         self._before = None if user_state is None else np.seterr(**user_state)
@@ -164,7 +162,7 @@ class Running:
         self._comm, self._call, self._checks, self._computes = comm, call, checks, computes
 
     def __enter__(self) -> None:
-        _check_alive(self._comm)
+        check_alive(self._comm)
         channel = self._comm.channel
         channel.take_turn(self._call)
         if self._computes:
@@ -191,7 +189,8 @@ class Running:
             channel.end_turn()
 
 
-def _check_alive(comm: Communicator) -> None:
+def check_alive(comm: Communicator) -> None:
+    """Raise ClosedError if MPI is finalized. Local."""
     if comm.gone():
         raise ClosedError(FINALIZED)
 
@@ -326,155 +325,6 @@ def closing(comm: Communicator, *, here: bool, may_idle: bool = False) -> tuple[
     if not everywhere:
         channel.broken_by_agreement("a rank dropped it without closing it")
     return everywhere, idles
-
-
-def vote_on(comm: Communicator, call: str, number: int) -> bool:
-    """Return whether all ranks make the same call with the same number; what they wrote before is then visible to all.
-
-    Collective over ``comm``. If not, every rank that votes here gets False, and those in an agreement with the fact
-    ``NUMBER`` a RankMismatchError in which it differs: then all agree on the details. Inside, break the context if it
-    raises what the ranks have not agreed on.
-
-    Args:
-        comm: the ranks.
-        call: what they call.
-        number: of 64 bits, the same on two ranks if, and only if, they give the same arguments.
-
-    Raises:
-        RankMismatchError: the ranks made different calls.
-        Exception: the fault that another rank has found in the call.
-    """
-    return gather_on(comm, call, number, ()) is not None
-
-
-def compare_later(comm: Communicator, call: str, info: int, checksum: int) -> None:
-    """Have the next agreement compare what each rank has found by computing the same as the others. Local.
-
-    If ranks differ, they all raise an error then, and the context is broken: results are made of parts that do not
-    belong together.
-
-    Args:
-        comm: the ranks.
-        call: what they called.
-        info: LAPACK's INFO.
-        checksum: of 32 bits, of the result and the pivots.
-    """
-    comm.channel.found = info << 32 ^ checksum, call, info, checksum
-
-
-def gather_on(
-    comm: Communicator, call: str, number: int, values: Sequence[float]
-) -> list[tuple[float, ...]] | None:
-    """Return every rank's values if all ranks make the same call with the same number, else None: see ``vote_on``.
-
-    Collective over ``comm``; at most 4 values, as many on each rank. Without a board the list is empty.
-    """
-    board = comm.board
-    if comm.channel.found:
-        number ^= comm.channel.found[0]
-    if board is None:
-        return _looked_closer(comm, call, number, None)
-    comm.channel.begin_agreement()
-    told: list[tuple[float, ...]] | None = board.vote(number, values, patient=comm.patient)
-    if told is None:
-        return late_vote(comm, call, number, len(values))
-    comm.channel.found = None
-    return told
-
-
-class Ready(Protocol):
-    """What is queued on a GPU with one call of the compiled core.
-
-    Attributes:
-        core: the compiled core.
-        launch: the address of its ``launch``.
-        stream: where it is queued.
-    """
-
-    core: _core.Core
-    launch: Any
-    stream: Any
-
-    def check(self, failed: int) -> None:
-        """Raise StatusError for an error of the driver, by its number. Local."""
-
-
-Launched = Literal["queued", "unfit", "unlike", "unready"]
-_LAUNCHED: dict[int, Launched] = {
-    _core.QUEUED: "queued", _core.UNFIT_NOW: "unfit", _core.UNLIKE: "unlike", _core.UNREADY: "unready",
-}  # fmt: skip
-
-
-def launch_on(comm: Communicator, call: str, number: int, ready: Ready) -> Launched:
-    """Vote as ``gather_on`` does, telling that this rank is ready; queue what is if all ranks are. Collective.
-
-    Collective over ``comm``; ranks that are not ready tell so by ``gather_on``. It takes the turn of this thread, and
-    breaks the context if it fails.
-
-    Returns:
-        "queued", or why not: "unlike" is None of ``gather_on``; "unready": all make this call, but not all are ready;
-        "unfit": nothing has happened, since another GPU is the current one, the stream records, or there is no board.
-
-    Raises:
-        Exception: as ``gather_on``; StatusError: the GPU's driver refuses it.
-    """
-    channel, core = comm.channel, ready.core
-    if channel.found or (comm.board is None and comm.size > 1):
-        return "unfit"
-    _check_alive(comm)
-    channel.take_turn(call, on_device=False)
-    try:
-        if comm.board is None:
-            found = core.launch_again(None, 0, ready.launch, ready.stream)
-        else:
-            found = comm.board.vote_to_launch(number, ready.launch, ready.stream, patient=comm.patient)
-            if found != _core.UNFIT_NOW:
-                channel.begin_agreement()
-            if found in (_core.LATE, _core.UNLIKE):
-                told = late_vote(comm, call, number, 1)
-                if told is None:
-                    return "unlike"
-                if not all(each[0] for each in told):
-                    return "unready"
-                found = core.launch_now(ready.launch, ready.stream)
-        if found > _core.FAILED:
-            ready.check(found - _core.FAILED)
-        return _LAUNCHED[found]
-    except BaseException as error:
-        break_off(comm, error, call)
-        raise
-    finally:
-        channel.end_turn()
-
-
-def late_vote(comm: Communicator, call: str, number: int, count: int) -> list[tuple[float, ...]] | None:
-    """Return what ``gather_on`` does of the vote that this rank has begun last by the board. Collective over ``comm``.
-
-    Args:
-        comm, call: as there.
-        number: what this rank has voted for.
-        count: how many values each rank tells.
-    """
-    assert comm.board is not None
-    posted = comm.board.latest()
-    comm.wait(posted, comm.channel.place(call))
-    told: list[tuple[float, ...]] | None = posted.told(count)
-    if told is None:
-        return _looked_closer(comm, call, number, posted)
-    comm.channel.found = None
-    return told
-
-
-def _looked_closer(comm: Communicator, call: str, number: int, posted: Any) -> list[tuple[float, ...]] | None:
-    """Return what ``gather_on`` does of ranks that did not all vote for this number, or that have no board."""
-    vote = Vote(comm, {"call": call, NUMBER: f"direct {number}"}, None, number, posted)
-    vote.wait()
-    error = vote.outcome()
-    if error is None:
-        return []
-    if isinstance(error, RankMismatchError) and differs_in(error, NUMBER):
-        return None
-    raise error
 
 
 class Vote:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.agreement import vote_on
+from pblasmp.comm.votes import vote_on
 from tests.helpers.cases import agreed_error, misplaced_view
 from tests.helpers.mpi import run_mpi
 

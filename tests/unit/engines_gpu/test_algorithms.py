@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm.agreement import late_vote
+from pblasmp.comm.votes import late_vote
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.product import Product
 from pblasmp.layout.level3_problem import ROUTINES
