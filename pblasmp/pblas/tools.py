@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ..errors import short_repr
 from ..layout import numroc as _numroc
-from ..layout.axis import axis
 from .arguments import Faults
 from .grids import gridinfo
 
@@ -153,11 +152,11 @@ def numroc(n: Any, nb: int, iproc: Any, isrcproc: int, nprocs: int) -> Any:
         if (largest := int(np.max(iproc, initial=0))) >= nprocs:
             faults.add("iproc", f"expected less than {nprocs}, got {largest}")
         faults.check()
-    if isinstance(n, int) and isinstance(iproc, int):
-        return axis(n, nb, isrcproc, nprocs, 0).count(iproc)
     turn = (iproc - isrcproc) % nprocs
-    blocks, rest = np.divmod(n, nb)
-    rounds, extra = np.divmod(blocks, nprocs)
+    blocks, rest = divmod(n, nb)
+    rounds, extra = divmod(blocks, nprocs)
+    if isinstance(n, int) and isinstance(iproc, int):
+        return rounds * nb + (nb if turn < extra else rest if turn == extra else 0)
     return rounds * nb + np.where(turn < extra, nb, np.where(turn == extra, rest, 0))
 
 

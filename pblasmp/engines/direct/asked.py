@@ -151,17 +151,16 @@ def pattern(
     lead: Pair = (0, 0), ld: int = 0,
 ) -> Pattern | None:  # fmt: skip
     """Return what ``pattern_of`` does, of legal integers; ``coords``: this rank's on the grid. Local."""
-    letter = element_type(dtype).blas
+    letter, (nprow, npcol) = element_type(dtype).blas, grid.shape
     if not letter or max(*shape, *block) > _LARGEST:
         return None
-    nprow, npcol = grid.shape
-    numbering = "" if 1 in grid.shape else grid.order
+    numbering = "" if nprow == 1 or npcol == 1 else grid.order
     entries = _ENTRIES.pack(*shape, *block, nprow, npcol, *source, *lead, ld)
     digest = hashlib.blake2b(entries + f"{letter}{order}{numbering}".encode(), digest_size=8).digest()
-    rows, cols = (Axes(block[i], grid.shape[i], source[i], lead[i], coords[i]) for i in (0, 1))
     return Pattern(
-        rows, cols, (nprow, npcol, numbering), grid.size, order == "F", letter, dtype, dtype.itemsize,
-        dtype.kind == "c", digest,
+        Axes(block[0], nprow, source[0], lead[0], coords[0]), Axes(block[1], npcol, source[1], lead[1], coords[1]),
+        (nprow, npcol, numbering), nprow * npcol, order == "F", letter, dtype, dtype.itemsize, dtype.kind == "c",
+        digest,
     )  # fmt: skip
 
 
