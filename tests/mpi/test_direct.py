@@ -746,6 +746,22 @@ def test_without_more_shared_memory_calls_that_fit_stay_direct():
     run_mpi(crowded, 4)
 
 
+def small_result(comm):
+    """What is multiplied to a small result on one rank stays where it is: sums move, and all ranks compute."""
+    rng = np.random.default_rng(5)
+    x, y = (rng.integers(-4, 5, (256, n)).astype(float) for n in (96, 8))
+    with pb.Context(comm, engine="host") as ctx:
+        a, b = (ctx.scatter(v, block=8, grid=(1, comm.size), order="F") for v in (x, y))
+        d = ctx.zeros((96, 8), block=(96, 8), grid=(1, comm.size), order="F")
+        yield "product", misplaced_view(pb.matmul(a, b, op_a="T", out=d), x.T @ y)
+        moved, least = inside.bytes_in_slabs(ctx), y.nbytes + 96 * 8 * 8
+        yield "moved", f"{moved} bytes, expected {least}" if comm.size > 1 and moved > least else None
+
+
+def test_few_results_move_instead_of_what_they_are_made_of():
+    run_mpi(small_result, 2)
+
+
 def ready(comm):
     """The first call of a context finds memory that the ranks share: to make some takes as long as many small calls."""
     with pb.Context(comm, engine="host") as ctx:

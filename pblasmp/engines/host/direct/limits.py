@@ -16,7 +16,8 @@ class Limits(ctypes.Structure):
     Attributes:
         tiny, tiny_elements: multiplications, and elements of all matrices, of a call that each rank computes all of: to
             divide the work takes a second meeting, or hands results from rank to rank, which takes longer.
-        stay: elements that move in a product before it is worth looking whether fewer do if results move instead.
+        stay: elements that move in a product before it is worth looking whether fewer do if results move instead. All
+            ranks that have a part of what stays then share the work.
         portion: elements of a symmetric matrix that a cache keeps between the product with them and the one with their
             transpose.
         handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
@@ -41,7 +42,7 @@ class Limits(ctypes.Structure):
 
 
 LIMITS = Limits(
-    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 17, portion=1 << 16, handoff=1 << 14, lapack=1 << 22,
+    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 13, portion=1 << 16, handoff=1 << 14, lapack=1 << 22,
     cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 15  # that a rank has room for, in at most two matrices
