@@ -204,7 +204,7 @@ BAD = [
     ("plan 8 8 8 --machine cray", "machine: expected one of 2-h100"),
     ("plan 8 8 8 --machine text.npy", "text.npy: not a TOML file"),
     ("plan 8 8 8 --machine folder.npy", "folder.npy: cannot be read: Is a directory"),
-    ("plan 8 8 8 --machine good.toml", "machine good: m: unknown key"),
+    ("plan 8 8 8 --machine good.toml", "machine good: ranks: expected tables [[ranks]]"),
     ("plan none.toml --machine dgx-h100", "none.toml: cannot be read: No such file or directory"),
     ("plan 8 8 8 --machine dgx-h100 --nodes 4..1", "'4..1': expected a number or first..last"),
     (
@@ -228,7 +228,7 @@ BAD = [
     ("measure -n 2", "Missing option '-o' / '--output'"),
     ("measure -n 2 -o none/m.toml", "none/m.toml: there is no directory none"),
     ("measure -n 2 -o text.npy", "text.npy: not a TOML file"),
-    ("measure -n 2 -o good.toml", "machine good: m: unknown key"),
+    ("measure -n 2 -o good.toml", "machine good: ranks: expected tables [[ranks]]"),
     ("doctor -n 2 --machine cray", "machine: expected one of 2-h100"),
     ("preload -- none", "cannot start 'none': No such file or directory"),
     ("preload --min -1", "'--min' (env var: 'PBLASMP_PRELOAD_MIN'): -1 is not in the range"),
