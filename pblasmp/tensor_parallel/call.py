@@ -161,6 +161,7 @@ class ParallelCall(UserCall[Any]):
         if isinstance(self.x, tuple) and not self.for_plan:
             raise ArgumentError(f"x: expected an array, got {self.x}: only a plan takes a shape")
         self.check_gradients()
+        self._made = None  # the other ranks' arrays are not as this rank's are like
         self._known, self._local = known, local = self._read()
         lead = known.lead[1:] if self._splits_tokens else known.lead
         equal = {"outputs": known.outputs}

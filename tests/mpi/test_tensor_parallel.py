@@ -16,7 +16,7 @@ from tests.helpers import inside
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
-from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
+from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, sizes
 
 SIZES = (1, 2, 3, 4)
 
@@ -477,6 +477,16 @@ def other_tokens(comm):
                 yield f"{form} {lead}: ranks with unlike tokens", fault
             wrong, count = counted(case)
             yield f"{form} {lead}: afterwards", wrong or (None if count <= 1 else f"{count} votes")
+
+        def split(n, comm):  # of tokens: the last rank has fewer
+            start = comm.rank * many
+            return slice(start, min(n, start + many)) if n == total else shard(n, comm)
+
+        # numbers that all ranks have had, or none has, but not these together
+        for many, few in ((8, 6), (8, 6), (8, 8), (6, 6), (8, 6), (5, 4), (5, 5), (4, 4), (5, 4), (5, 4)):
+            total = many * (p - 1) + few
+            case = Case(rng, comm, "allgather_matmul", "float32", total, *sizes, split=split)
+            yield f"{many} tokens, {few} on the last rank", unlike(case(ctx), case.expected())
 
 
 @pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(3)])
