@@ -595,13 +595,10 @@ def multiply(
         except Exception:  # noqa: BLE001 - reading the arguments says what is wrong
             seen = made = None
         if plain and made is not None:
-            return made(x, w, bias), made
+            return made(x, w, bias)
     if kin is None:
         call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how, seen=seen)
     else:
         call = kin.remembered.call_on(seen, x, w, bias)
     result = run(call)
-    if plain and call.number:
-        made = call.remembered()
-        made.ran(call)
-    return result, made
+    return result, call.remembered().ran(call) if plain and call.number else None

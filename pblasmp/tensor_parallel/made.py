@@ -86,11 +86,11 @@ class Made:
         """
         return changed(self._call, seen=seen, x=x, w=w, bias=bias)
 
-    def __call__(self, x: Any, w: Any, bias: Any) -> Any:
-        """Make the call, and return what the function does. Collective over the context.
+    def __call__(self, x: Any, w: Any, bias: Any) -> tuple[Any, Made]:
+        """Make the call; return what the function does, and what makes it again. Collective over the context.
 
-        On arrays at the same addresses as before they are not read again: the ranks vote on its number, and its plan
-        runs, on GPUs as a graph.
+        The latter is another one if the other ranks' arrays are not as they were. On arrays at the same addresses as
+        before they are not read again: the ranks vote on its number, and its plan runs, on GPUs as a graph.
         """
         plan, done = self.plan, None
         if plan is not None and plan.current:
@@ -101,12 +101,11 @@ class Made:
                 self._stream(),
             )  # fmt: skip
             if done:
-                return y if gathered is None else (y, gathered)
+                return y if gathered is None else (y, gathered), self
             del y, gathered  # so that the next results get their memory, which the plan is bound to then
         call = self.call_on(self._seen, x, w, bias)
         result = run(call, voted=done is False)
-        self.ran(call)
-        return result
+        return result, call.remembered().ran(call)
 
     def results(self, x: Any, w: Any, bias: Any, out: Any = None) -> tuple[Any, Any, tuple[int, ...]]:
         """Return new results, or ``out``, an array for what is gathered, and where these and the given arrays are."""
@@ -122,9 +121,10 @@ class Made:
             0 if gathered is None else gathered.data_ptr(),
         )  # fmt: skip
 
-    def ran(self, call: Any) -> None:
-        """Remember that a call like this one has run, and by which plan. Local."""
+    def ran(self, call: Any) -> Made:
+        """Remember that a call like this one has run, and by which plan; return itself. Local."""
         self.number, self.plan = call.number, call.ran_by if call.number else None
+        return self
 
 
 def addresses_of(*arrays: Any) -> tuple[int, ...]:

@@ -406,7 +406,7 @@ class Again:
         made = self._made.get(key)
         part = x[..., own(x.shape[-1], self._ctx)] if self._kind.part_of_x else x
         if made is not None:
-            found = made(part, w, bias)
+            found, self._made[key] = made(part, w, bias)
         else:
             rows = in_rows(part)
             found, made = multiply(self._kind.call, self._ctx, rows, w, bias=bias, **self._how)

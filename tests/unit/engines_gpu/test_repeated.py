@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pblasmp import _core
 from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.graphs import Relaunch
 from pblasmp.runtime.kept_plans import held_bytes
-from pblasmp.tensor_parallel import made
+from pblasmp.tensor_parallel import call, made
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -201,6 +202,27 @@ def unlike_calls(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -
     yield "after it", None if multiply() == 1 else "not launched"
 
 
+def unlike_tokens(ctx: pb.Context, _: Multiplying, patch: pytest.MonkeyPatch) -> Any:
+    """Ranks that each make an earlier call of theirs again, but not the same one: none takes it for that later on."""
+    import cupy
+
+    room = cupy.asarray(
+        np.zeros(16 * 5, np.float32)
+    )  # results are at one address, as an allocator may place them
+    patch.setattr(made, "new_like", lambda *given: room[: math.prod(given[2])].reshape(given[2]))
+    w = cupy.asarray(np.ones((5, 4), np.float32))
+    xs = {count: cupy.asarray(np.full((count, 4), 1 + ctx.rank, np.float32)) for count in (8, 6)}
+    again: dict[int, Any] = {}  # as the functions of pblasmp.torch keep them
+    turns = [*[(8, 8)] * 4, *[(6, 6)] * 4, *[(8, 6)] * 4, (8, 8), (6, 6), *[(6, 8)] * 4]
+    for counts in turns:
+        x = xs[counts[ctx.rank]]
+        known = again.get(len(x))
+        how = {"algo": "push", "transposed": False}
+        y, again[len(x)] = known(x, w, None) if known else call.multiply("allgather_matmul", ctx, x, w, **how)
+        wrong = None if y.shape == (sum(counts), 5) else f"{y.shape}"
+        yield f"{counts[0]} and {counts[1]} tokens", wrong
+
+
 def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> Any:
     """A repeated direct call replays a graph for each set of slabs."""
     a, b, c = (ctx.zeros((64, 64), block=16, order="F", dtype="float32") for _ in range(3))
@@ -238,7 +260,7 @@ def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> An
 
 
 @starts_ranks
-@pytest.mark.parametrize("cases", ["unlike_calls", "direct_calls"])
+@pytest.mark.parametrize("cases", ["unlike_calls", "unlike_tokens", "direct_calls"])
 def test_ranks_that_differ(stand_in, cases):
     run_mpi(on_ranks, 2, path=stand_in(1000), cases=cases)
 
