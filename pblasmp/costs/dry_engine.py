@@ -410,6 +410,11 @@ def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:
     return columns + 1 + (_GOLDEN * (columns + 1) % 1 * (rows - columns)).astype(np.int64)
 
 
+_OF_NUMPY = (
+    "asarray", "where", "multiply", "add", "abs", "maximum", "tril", "triu", "conjugate", "eye", "less_equal", "sqrt",
+)  # fmt: skip
+
+
 class DryOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
@@ -419,23 +424,7 @@ class DryOperations(HostOperations):
     """
 
     xp: Any = SimpleNamespace(
-        **{
-            name: getattr(np, name)
-            for name in (
-                "asarray",
-                "where",
-                "multiply",
-                "add",
-                "abs",
-                "maximum",
-                "tril",
-                "triu",
-                "conjugate",
-                "eye",
-                "less_equal",
-                "sqrt",
-            )
-        },
+        **{name: getattr(np, name) for name in _OF_NUMPY},
         max=lambda _array, axis=None: 1.0,  # noqa: ARG005 - as of a matrix that is neither tiny nor singular
         min=lambda _array, axis=None: -1.0,  # noqa: ARG005
         sum=lambda _array, axis=None: 1.0,  # noqa: ARG005
