@@ -140,31 +140,6 @@ def test_scales_in_every_form(ctx, form, kind):
     getattr(pb, form)(x, w, ctx, algo="nccl", scales=pb.Scales(a=value, b=value))
 
 
-def test_a_product_of_cublas_in_place_of_cublaslt_is_reported(ctx, lib):
-    a, b = ctx.eye(D), ctx.eye(D)
-    lib.gpu.lt.found = 0
-    with pb.plan(pb.matmul, a, b, algo="gathered") as plan:
-        assert not any("cuBLASLt" in note for note in plan.report().notes)
-        plan()
-        assert lib.gpu.did("gemm")
-        (note,) = [note for note in plan.report().notes if "cuBLASLt" in note]
-    assert note.startswith(
-        "in this context cuBLAS computed what cuBLASLt has not: a product of 8 x 8 x 8, float64"
-    )
-
-
-def test_what_is_available_is_asked_anew(ctx, lib):
-    """Memory that was promised and never taken is no memory that is held."""
-    transport = ctx.engine.transport
-    lib.gpu.free = 1000
-    assert transport.fits(800) == (True, 800)
-    lib.gpu.free = 100
-    assert transport.fits(800) == (False, 80)
-    transport.buffer("a0", 500, shared=False)
-    assert transport.fits(580) == (True, 580)  # what buffers have is used again
-    assert transport.fits(581) == (False, 580)
-
-
 def budgets(comm: Any, path: str) -> Any:
     with (
         machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,

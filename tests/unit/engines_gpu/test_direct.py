@@ -20,7 +20,7 @@ from tests.helpers.calls import computed, legal_options, scalars, written
 from tests.helpers.calls import drawn as calls_drawn
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.fakepeers import FakePeer, Fault, Peers
+from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
@@ -238,29 +238,6 @@ def test_sub_matrices_that_are_dealt_out_alike_share_a_template(order):
     assert np.array_equal(ranks.whole(z, d), wants)
 
 
-@pytest.mark.usefixtures("_small")
-def test_matrices_of_which_a_rank_has_nothing_are_not_one():
-    """They have the same address, none, and the same leading dimension; all ranks meet, or those that do wait."""
-    grid, values = pb.Grid(1, 4), np.arange(4.0)[:, None]
-    here, there = (pb.MatrixDescriptor((4, 1), 6, grid, source=(0, q), order="F") for q in (0, 2))
-    ranks = Ranks(4)
-    a, c = ranks.matrix(values, here, ld=0), ranks.matrix(10 * values, there, ld=0)
-    parts = {"a": (a, 0, 0, 4, 1, False), "c": (c, 0, 0, 4, 1, False), "d": (c, 0, 0, 4, 1, False)}
-    assert ranks.run(parts, routine="geadd", alpha=-1.0, beta=2.0)
-    assert [gpu.names for gpu in ranks.peers.gpus] == [["meet"]] * 4
-    ranks.finish(1)
-    assert np.array_equal(ranks.whole(c, there), 19 * values)
-
-
-@pytest.mark.parametrize("grid", [(2, 1), (1, 2)])
-def test_an_empty_array_has_no_bytes(grid):
-    """So it overlaps nothing, also where the address of all empty arrays is 0."""
-    d = pb.MatrixDescriptor((5, 5), 5, pb.Grid(*grid), order="F")
-    held = Held.of(pattern_of(d, 1), np.zeros(d.local_shape(1), order="F"))
-    assert held is not None
-    assert held.end == held.address
-
-
 def products(ranks: Ranks) -> None:
     """Queue products for which each rank needs a part of the other's, of one result after the other."""
     d = pb.MatrixDescriptor((6, 6), 2, pb.Grid(1, 2), order="F")
@@ -313,28 +290,6 @@ def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
         part, to = (whole, 0, i, 8, 1, False), (other, 0, i, 8, 1, False)
         assert ranks.run({"a": part, "c": to, "d": to}, routine="geadd", beta=1)
         assert len(ranks.direct[0]._calls) <= 5
-
-
-@pytest.mark.usefixtures("_small")
-def test_every_call_asks_for_its_slabs(monkeypatch):
-    """Also one that is bound already: the memory is kept if a user's graph records this call."""
-    asked, symmetric = [], FakePeer.symmetric
-    monkeypatch.setattr(
-        FakePeer,
-        "symmetric",
-        lambda gpu, name, rank: (asked.append((gpu.rank, rank)), symmetric(gpu, name, rank))[1],
-    )
-    ranks = Ranks(2)
-    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
-    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
-    whole = (0, 0, 8, 8, False)
-    for _ in range(5):
-        asked.clear()
-        assert ranks.run(
-            {"a": (a, *whole), "b": (b, *whole), "c": (c, *whole), "d": (c, *whole)}, routine="matmul", beta=1
-        )
-        assert {(0, 0), (1, 1)} <= set(asked)
-    ranks.finish()
 
 
 @pytest.mark.usefixtures("_small")

@@ -121,13 +121,6 @@ def test_every_attribute(ctx, lib, order):
         assert got == {A.EPILOGUE: MatmulEpilogue[name]} | expected, name
 
 
-def test_a_padded_auxiliary_array_keeps_its_leading_dimension(ctx, lib):
-    wide = ctx.engine.empty((24, 40), np.dtype(np.float16), "C", 48)
-    assert asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=wide))[A.EPILOGUE_AUX_LD] == 48
-    mask = ctx.engine.empty((24, 16), np.dtype(np.uint8), "C", 32)
-    assert asked(ctx, lib, lambda p: pb.Epilogue("relu", aux=mask))[A.EPILOGUE_AUX_LD] == 256
-
-
 def test_an_auxiliary_array_must_be_aligned(ctx, lib):
     flat = ctx.engine.empty((1, 24 * 40 + 8), np.dtype(np.float16), "C", 24 * 40 + 8)[0]
     start = (-flat.ctypes.data // 2) % 8
@@ -177,25 +170,6 @@ def test_what_cannot_be_fused(ctx, lib):
         epilogues.followed(ctx, rng, empty, "relu", fused=True)
     with pytest.raises(pb.UnsupportedError, match="cannot be fused: alpha is 0"):
         epilogues.followed(ctx, rng, problem("gemm", 1, "C", "float32", "NN"), "relu", alpha=0.0, fused=True)
-
-
-@pytest.mark.parametrize("kind", ["gelu bias aux", "bias_grad_a", "drelu aux bias_grad"])
-def test_without_a_product_the_epilogue_still_follows(ctx, lib, kind):
-    rng = np.random.default_rng(84)
-    empty = pb.MatmulProblem.gemm(8, 6, 0, pb.Grid(1, 1), 8, dtype="float32")
-    assert epilogues.followed(ctx, rng, empty, kind, beta=2.0) is None
-    assert not lib.of("Matmul")
-
-
-def test_a_graph_does_not_hold_what_cupy_computes(ctx, lib):
-    p = problem(AR, 1, "F", "float32", "TN")
-    with (
-        pb.plan(
-            pb.matmul, ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme=AR, epilogue=pb.Epilogue("relu")
-        ) as plan,
-        pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
-    ):
-        plan.graph()
 
 
 def test_a_mask_is_cleared_before_each_run(ctx, lib):

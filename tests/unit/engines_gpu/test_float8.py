@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
+from pblasmp.bindings import MatmulAttribute, MatrixScale
 from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
 from pblasmp.engines.gpu.cublasmp.epilogues import check
 from pblasmp.engines.gpu.kernels.views import convert, to_bits
@@ -22,7 +22,7 @@ from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.schemes import AG, AR, RS
+from tests.helpers.schemes import AG, AR
 from tests.helpers.slow import in_turn, only_long
 
 A = MatmulAttribute
@@ -62,31 +62,6 @@ def number(ctx: pb.Context) -> Any:
     return ctx.engine.empty((1, 1), np.dtype(np.float32), "C", 1)[0]
 
 
-@pytest.mark.parametrize("order", "CF")
-def test_every_attribute(ctx, lib, order):
-    scale, amax = number(ctx), number(ctx)
-    p = float8.problem("gemm", 1, (E4, E5, E5), order)
-    first, second = ("B", "A") if order == "C" else ("A", "B")
-    scales = pb.Scales(a=scale, b=0.25, d=3.0, amax=amax)
-    a, b, out = ctx.empty(p.a), ctx.empty(p.b), ctx.empty(p.d)
-    with pb.plan(
-        pb.matmul, a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales
-    ) as plan:  # which holds the numbers
-        plan()
-        call = lib.of("Matmul")[-1]
-        stored = lib.attributes(call["matmulDesc"])
-        assert stored[A[f"{first}_SCALE_POINTER"]] == scale.ctypes.data
-        assert ctypes.c_float.from_address(stored[A[f"{second}_SCALE_POINTER"]]).value == 0.25
-        assert ctypes.c_float.from_address(stored[A.D_SCALE_POINTER]).value == 3.0
-    assert stored[A.AMAX_D_POINTER] == amax.ctypes.data
-    assert len(stored) == 6  # and the ops
-    types = {name: lib.made[call[f"desc{name}"]]["type"] for name in "ABCD"}
-    expected = {first: DataType.R_8F_E4M3, second: DataType.R_8F_E5M2}
-    assert types == expected | {"C": DataType.R_16BF, "D": DataType.R_8F_E5M2}
-    assert call["c"] == 0
-    assert lib.of("MatmulDescriptorCreate")[-1]["computeType"] == ComputeType.COMPUTE_32F
-
-
 def test_scales_at_addresses_that_the_library_refuses_are_copied_before_each_run(ctx, lib):
     p = float8.problem("gemm", 1, (E4, E4, E4), "F")
     parts = ctx.engine.empty((1, 8), np.dtype(np.float32), "C", 8)[0].reshape(-1)
@@ -101,25 +76,6 @@ def test_scales_at_addresses_that_the_library_refuses_are_copied_before_each_run
             assert (at % 16, ctypes.c_float.from_address(at).value) == (0, value)
             assert stored[A.B_SCALE_POINTER] == scales.b.ctypes.data
             assert stored[A.AMAX_D_POINTER] == scales.amax.ctypes.data, "it is written"
-
-
-@pytest.mark.parametrize(
-    ("out", "travels"), [(E4, DataType.R_16BF), ("float16", DataType.R_16F), ("float32", None)]
-)
-def test_partial_sums_travel_in_no_less_than_the_type_of_d(ctx, lib, out, travels):
-    planned(ctx, float8.problem(RS, 1, (E4, E4, out), "C"), None)
-    stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
-    assert stored.get(A.COMMUNICATION_TYPE) == travels
-
-
-def test_amax_of_a_wider_d_is_computed_after_the_product(ctx, lib):
-    p = float8.problem("gemm", 1, (E4, E4, "float16"), "C")
-    reports: list[Any] = []
-    out, a, b = ctx.empty(p.d), ctx.zeros(p.a), ctx.zeros(p.b)
-    with pb.plan(pb.matmul, a, b, out=out, op_b="T", scales=pb.Scales(amax=number(ctx))) as plan:
-        reports.append(plan.report())
-    assert any("amax is computed after the product" in note for note in reports[0].notes)
-    assert A.AMAX_D_POINTER not in lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
 
 
 def blocks(p: pb.MatmulProblem, ctx: pb.Context) -> pb.Scales:

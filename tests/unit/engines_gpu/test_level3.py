@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import sys
 from dataclasses import replace
@@ -17,13 +16,12 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.bindings import FUNCTIONS, ComputeType, Status
+from pblasmp.bindings import FUNCTIONS, Status
 from pblasmp.engines.gpu.cublasmp.level3_calls import nearest_level3
 from pblasmp.engines.gpu.gpu_engine import METHODS
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, machine
@@ -97,34 +95,6 @@ def test_what_only_cublasmp_computes_is_left_to_it(ctx):
 
 
 NB, M, N, K = 2, 4, 6, 8
-LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
-
-# What C gets for a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
-# of the caller's operands are a, b and the result.
-TOLD = {
-    "trsm": ({"side": "R", "uplo": "U", "op_a": "T", "diag": "U"}, "RUTU", "LLTU", (M, N), (N, M), "ad", "ad"),
-    "trmm": ({"side": "R", "uplo": "U", "op_a": "N", "diag": "N"}, "RUNN", "LLNN", (M, N), (N, M), "abd", "abd"),
-    "symm": ({"side": "R", "uplo": "U"}, "RU", "LL", (M, N), (N, M), "abd", "abd"),
-    "hemm": ({"side": "L", "uplo": "L"}, "LL", "RU", (M, N), (N, M), "abd", "abd"),
-    "syrk": ({"uplo": "U", "op_a": "N"}, "UN", "LT", (N, K), (N, K), "ad", "ad"),
-    "herk": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "ad", "ad"),
-    "syr2k": ({"uplo": "U", "op_a": "T"}, "UT", "LN", (N, K), (N, K), "abd", "abd"),
-    "her2k": ({"uplo": "U", "op_a": "N"}, "UN", "LC", (N, K), (N, K), "abd", "abd"),
-    "syrkx": ({"uplo": "L", "op_a": "N"}, "LN", "UT", (N, K), (N, K), "abd", "bad"),
-    "herkx": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "abd", "bad"),
-    "geadd": ({"op_a": "T"}, "T", "T", (M, N), (N, M), "ad", "ad"),
-    "tradd": ({"uplo": "L", "op_a": "C"}, "LC", "UC", (M, N), (N, M), "ad", "ad"),
-}  # fmt: skip
-
-
-def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, **how: Any) -> dict[str, Any]:
-    """The operands, each with another leading dimension."""
-    shapes = reference.shapes(routine, flags, M, N, K)
-    return {
-        name: ctx.empty(pb.MatrixDescriptor(shapes[name], (NB, NB), pb.Grid(1, 1), dtype="complex64", order=order,
-                                            ld=max(shapes[name]) + i, **how))
-        for i, name in enumerate((*ROUTINES[routine].operands, "d"))
-    }  # fmt: skip
 
 
 def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any) -> Any:
@@ -132,80 +102,6 @@ def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any)
     out = how.pop("out", given["d"])
     operands = {name: given[name] for name in ROUTINES[routine].operands}
     return pb.plan(getattr(pb.blas, routine), **operands, **flags, **how, out=out, algo="cublasmp")
-
-
-@pytest.mark.parametrize("order", "FC")
-@pytest.mark.parametrize("routine", OF_CUBLASMP)
-def test_what_is_told(ctx, lib, routine, order):
-    flags, as_f, as_c, extents, turned, operands, swapped = TOLD[routine]
-    given = matrices(ctx, routine, flags, order)
-    start = "c" if "c" in ROUTINES[routine].operands else "b"
-    if routine == "trmm":
-        start = "d"
-    given["d"] = given[start]
-    how = {"alpha": 2} if "c" not in ROUTINES[routine].operands else {"alpha": 2, "beta": 3}
-    with call(routine, given, flags, **how) as plan:
-        lib.clear()
-        del lib.gpu.copies[:]
-        plan()
-        lib.clear()
-        plan()
-        (told,) = lib.calls
-        assert told.name == "cublasMp" + routine.capitalize()
-        copied = any(note.startswith("A is copied") for note in plan.report().notes)
-        assert lib.gpu.copies == (["conjugate"] * 2 if copied else [])
-    got = "".join(letters[told[name]] for name, letters in LETTERS.items() if name in told.arguments)
-    assert got == (as_f if order == "F" else as_c)
-    names = ("m", "n") if "m" in told.arguments else ("n", "k")
-    assert tuple(told[name] for name in names) == (extents if order == "F" else turned)
-    result = "b" if routine == "trsm" else "c"
-    letters = [x for x in "ab" if x in told.arguments and x != result] + [result]
-    for letter, name in zip(letters, operands if order == "F" else swapped, strict=True):
-        x, desc = given[name], lib.made[told[f"desc{letter.upper()}"]]
-        if not copied or name not in "ab":
-            assert told[letter] == x.local.data.ptr, (letter, name)
-            assert desc["lld"] == x.descriptor.ld
-        shape = x.shape if order == "F" else x.shape[::-1]
-        assert (desc["m"], desc["n"], desc["mb"], desc["nb"]) == (*shape, NB, NB)
-        assert (told[f"i{letter}"], told[f"j{letter}"]) == (1, 1)
-    scalars = [np.frombuffer(ctypes.string_at(told[name], 8), np.complex64)[0] for name in ("alpha", "beta")
-               if name in told.arguments]  # fmt: skip
-    assert scalars == [2, 3][: len(scalars)]
-    assert told.arguments.get("computeType", ComputeType.COMPUTE_32F) == ComputeType.COMPUTE_32F
-
-
-def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
-    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
-    a, b = ctx.empty(d), ctx.empty(d)
-    pb.blas.hemm(a, b, algo="cublasmp")
-    pb.blas.herk(a, algo="cublasmp")
-    pb.blas.her2k(a, b, op_a="C", algo="cublasmp")
-    pb.blas.herkx(a, b, op_a="T", algo="cublasmp")
-    called = [
-        name.removeprefix("cublasMp") for name in lib.names if name.startswith(("cublasMpSy", "cublasMpHe"))
-    ]
-    assert called[1::2] == ["Symm", "Syrk", "Syr2k", "Syrkx"]
-    assert [lib.of(name)[0]["trans"] for name in ("Syrk", "Syr2k", "Syrkx")] == [0, 1, 1]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
-    """They have no compute type: alpha and beta are of the matrices' type."""
-    d = replace(SQUARE, dtype=dtype)
-    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
-        a, c = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), d) for _ in range(2))
-        assert (pb.blas.geadd(a, c, alpha=2, beta=-3, algo="cublasmp").on_host().astype(float) == -1).all()
-    lib.assert_clean()
-
-
-@pytest.mark.parametrize(("order", "expected"), [("F", 1 + 2j), ("C", 1 - 2j)])
-def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
-    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
-    a, b, c = (ctx.empty(d) for _ in range(3))
-    with pb.plan(pb.blas.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c, algo="cublasmp") as plan:
-        plan()
-        at = lib.of("Her2k")[0]["alpha"]
-        assert np.frombuffer(ctypes.string_at(at, 16), complex)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -249,28 +145,6 @@ def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, ex
             assert lib.gpu.copies == (["copyto"] if traits.triangle == "d" and "C" in expected else
                                       ["conjugate" if routine.__name__.startswith("he") else "positive"]
                                       * temporaries) * turn  # fmt: skip
-
-
-def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
-    a = ctx.empty(replace(SQUARE, shape=(8, 8)))
-    first, rest = slice(0, 4), slice(4, 8)
-    below = a[rest, first]
-    with pb.plan(pb.blas.trsm, a[first, first], below, side="R", out=a[rest, first], algo="cublasmp") as plan:
-        plan()
-        assert plan.report().copied_bytes == 0
-        assert lib.of("Trsm")[0]["b"] == a.local[4:, :4].ctypes.data
-    assert not lib.gpu.copies
-
-
-def test_another_matrix_in_the_place_of_one(ctx, lib):
-    a, b, other = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.blas.trmm, a, b, algo="cublasmp") as plan:
-        plan()
-        plan(b=other)
-        padded = ctx.from_local(ctx.empty(replace(SQUARE, ld=9)).local, SQUARE)
-        with pytest.raises(pb.ArgumentError, match=r"a: the local array has strides \(8, 72\).*\(8, 32\)"):
-            plan(padded)
-    assert [told["b"] for told in lib.of("Trmm")] == [b.local.data.ptr, other.local.data.ptr]
 
 
 def test_a_solve_begins_inside_a_block(ctx, lib):
@@ -355,15 +229,6 @@ def test_only_a_named_algorithm_moves_operands(ctx, lib):
     with pb.plan(pb.blas.trmm, a, b, algo="cublasmp") as plan:
         (line,) = plan.report().moved
         assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
-
-
-def test_c_follows_the_result_that_is_moved():
-    odd = replace(SQUARE, block=(2, 3))
-    asked = Level3Problem("syrk", SQUARE, odd, c=odd)
-    nearest, reasons = nearest_level3(asked, 1000)
-    assert nearest.d != odd
-    assert nearest.c == nearest.d
-    assert "C is moved: it must have the result's layout" in reasons
 
 
 NEWER = ("symm", "hemm", "trmm", "herk", "syr2k", "her2k", "syrkx", "herkx")
@@ -490,16 +355,6 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
         ),
     ):
         plan.graph()
-
-
-def test_a_graph_has_the_copies_too(ctx, lib):
-    a, c, out = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.blas.syrk, a, c, beta=1, out=out, algo="cublasmp") as plan:
-        graph = plan.graph()
-        del lib.gpu.events[:]
-        graph.replay()
-        assert lib.gpu.events == [("graph launched",)]
-        assert lib.gpu.copies.count("copyto") == 2  # before the run and into the graph
 
 
 LIFE = [

@@ -16,7 +16,7 @@ from pblasmp.engines.gpu.kernels import lt as lt_module
 from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Batch, Fused, LocalProducts, fuses
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError, UnsupportedError
-from tests.helpers.fakelt import Epilogue, FakeLt
+from tests.helpers.fakelt import FakeLt
 
 
 @pytest.fixture
@@ -52,19 +52,6 @@ def view(rows: int, cols: int, dtype: str = "bfloat16", at: int = 0x1000, ld: in
     return View(at, rows, cols, ld or cols, (DTYPES | FLOAT8)[dtype])
 
 
-def test_the_transpose_is_asked_for(lt, products):
-    x, w, d = view(30, 50, at=0x1000, ld=56), view(20, 50, at=0x2000), view(30, 20, at=0x3000, ld=24)
-    products.multiply(9, x, w, d, op_w="T", alpha=2)
-    (call,) = lt.calls
-    bf16 = DataType.R_16BF
-    assert (call["a"], call["b"], call["d"], call["stream"]) == (0x2000, 0x1000, 0x3000, 9)
-    assert call["layouts"] == [(bf16, 50, 20, 50), (bf16, 50, 30, 56), (bf16, 20, 30, 24), (bf16, 20, 30, 24)]
-    assert (call["TRANSA"], call["TRANSB"]) == (1, 0)
-    assert (call["compute"], call["scale"]) == (ComputeType.COMPUTE_32F, DataType.R_32F)
-    assert (call["alpha"], call["beta"], call["EPILOGUE"]) == (2, 0, 1)
-    assert call["workspace"] == (0x7000, WORKSPACE_BYTES)
-
-
 def test_small_products_of_16_bits_are_those_of_cublas(lt, products, monkeypatch):
     monkeypatch.setattr(lt_module, "_BY_CUBLAS", 2 * 30 * 20 * 50)
     x, w, d = view(30, 50, at=0x1000, ld=56), view(20, 50, at=0x2000), view(30, 20, at=0x3000, ld=24)
@@ -83,17 +70,6 @@ def test_small_products_of_16_bits_are_those_of_cublas(lt, products, monkeypatch
     assert (len(lt.by_cublas), len(lt.calls)) == (1, 5)
 
 
-@pytest.mark.parametrize("op_x", "NTC")
-@pytest.mark.parametrize("op_w", "NTC")
-def test_every_pair_of_ops(lt, products, op_x, op_w):
-    x = view(*((30, 50) if op_x == "N" else (50, 30)), "complex128")
-    w = view(*((50, 20) if op_w == "N" else (20, 50)), "complex128")
-    products.multiply(1, x, w, view(30, 20, "complex128"), op_x=op_x, op_w=op_w, alpha=1j)
-    (call,) = lt.calls
-    assert (call["TRANSA"], call["TRANSB"]) == ("NTC".index(op_w), "NTC".index(op_x))
-    assert (call["compute"], call["alpha"]) == (ComputeType.COMPUTE_64F, 1j)
-
-
 def test_c_may_be_another_matrix(lt, products):
     c, d = view(4, 6, "float32", 0x5000, ld=8), view(4, 6, "float32", 0x6000)
     products.multiply(1, view(4, 2, "float32"), view(2, 6, "float32"), d, beta=3, c=c)
@@ -102,34 +78,6 @@ def test_c_may_be_another_matrix(lt, products):
     assert (with_c["c"], with_c["d"], with_c["beta"]) == (0x5000, 0x6000, 3)
     assert with_c["layouts"][2] == (DataType.R_32F, 6, 4, 8)
     assert (without["c"], without["layouts"][2]) == (0x6000, (DataType.R_32F, 6, 4, 6))
-
-
-@pytest.mark.parametrize(("finish", "name", "attributes"), [
-    ({"bias": 64}, "BIAS", {"BIAS_POINTER": 64, "BIAS_DATA_TYPE": DataType.R_16BF}),
-    ({"activation": "relu"}, "RELU", {}),
-    ({"activation": "gelu", "bias": 64}, "GELU_BIAS", {"BIAS_POINTER": 64}),
-])  # fmt: skip
-def test_epilogues(lt, products, finish, name, attributes):
-    products.multiply(1, view(30, 50), view(20, 50), view(30, 20), op_w="T", finish=Fused(**finish))
-    (call,) = lt.calls
-    assert call["EPILOGUE"] == Epilogue[name]
-    assert attributes.items() <= call.items()
-
-
-def test_scales_of_8_bit_products(lt, products):
-    """X is the library's B, and W its A."""
-    x, w = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn")
-    d = view(32, 48, "float8_e4m3fn", 0x3000)
-    finish = Fused(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
-    products.multiply(1, x, w, d, op_w="T", finish=finish)
-    (call,) = lt.calls
-    assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (32, 16)
-    assert (call["D_SCALE_POINTER"], call["AMAX_D_POINTER"]) == (48, 4)
-    assert call["BIAS_DATA_TYPE"] == DataType.R_16BF
-    kinds = [layout[0] for layout in call["layouts"]]
-    assert kinds == [DataType.R_8F_E4M3, DataType.R_8F_E5M2, DataType.R_16BF, DataType.R_8F_E4M3]
-    assert call["c"] == 0
-    assert not lt.copies
 
 
 def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
@@ -169,19 +117,6 @@ def test_8_bit_products_that_the_library_lacks(products, how, why):
     usual |= how
     with pytest.raises(UnsupportedError, match=why):
         products.multiply(1, usual["x"], usual["w"], usual["d"], op_w=usual["op_w"])
-
-
-def test_a_batch_says_how_many_and_how_far_apart(lt, products):
-    f8 = np.dtype("f8")
-    x, w, d = View(0x1000, 4, 3, 3, f8), View(0x2000, 3, 5, 5, f8), View(0x3000, 4, 5, 10, f8)
-    products.multiply(1, x, w, d, batch=Batch(7, 12, 0, 80, 80))
-    steps = [dict(layout[4:]) for layout in lt.calls[0]["layouts"]]
-    assert [step["BATCH_COUNT"] for step in steps] == [7] * 4
-    assert [step["STRIDED_BATCH_OFFSET"] for step in steps] == [0, 12, 80, 80]  # W, X, C, D
-    assert lt.wanted["MIN_ALIGNMENT_B_BYTES"] == 8
-    products.multiply(1, x, w, d, batch=Batch(6, 12, 0, 80, 80))
-    products.multiply(1, x, w, d)
-    assert lt.searches == 3
 
 
 def test_a_product_is_looked_up_once(lt, products):

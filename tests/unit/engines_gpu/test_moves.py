@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.bindings import DataType, Status
+from pblasmp.bindings import Status
 from pblasmp.engines.gpu.cublasmp import faults, move
 from pblasmp.engines.gpu.cublasmp.prepared_call import part_mask
 from pblasmp.layout import Trapezoid
@@ -52,40 +52,6 @@ def test_random_moves(stand_in, ranks):
     run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(30, long=150))
 
 
-@pytest.mark.usefixtures("travels")
-def test_what_is_told(ctx, lib):
-    """Of a window that begins inside a block: the whole blocks that contain it, and where in them it begins."""
-    parent = ctx.empty(replace(D, shape=(9, 12), ld=11))
-    x = parent[3:9, 4:12]
-    lib.clear()
-    x.redistribute(replace(D, block=(6, 8)))
-    (call,) = lib.of("Gemr2D")
-    a, b = (lib.made[call[f"desc{side}"]] for side in "AB")
-    assert (call["m"], call["n"]) == (6, 8)
-    assert [call[i] for i in ("ia", "ja", "ib", "jb")] == [2, 2, 1, 1]
-    assert [a[i] for i in ("m", "n", "mb", "nb", "lld", "type")] == [7, 9, 2, 3, 11, DataType.R_32F]
-    assert [b[i] for i in ("m", "n", "mb", "nb", "lld", "type")] == [6, 8, 6, 8, 6, DataType.R_32F]
-    assert call["a"] == parent.local[2:, 3:].ctypes.data
-    assert a["grid"] == b["grid"]
-    assert call["global_comm"] == lib.made[a["grid"]]["comm"]
-    assert [name.removeprefix("cublasMp") for name in lib.names] == [
-        "GridCreate", "MatrixDescriptorCreate", "MatrixDescriptorCreate", "Gemr2D_bufferSize", "BufferRegister",
-        "Gemr2D", "MatrixDescriptorDestroy", "MatrixDescriptorDestroy",
-    ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("travels")
-def test_c_order_is_the_transpose(ctx, lib):
-    d = replace(D, order="C")
-    x = ctx.empty(d)
-    lib.clear()
-    x.redistribute(replace(d, block=(6, 8)))
-    (call,) = lib.of("Gemr2D")
-    a = lib.made[call["descA"]]
-    assert (call["m"], call["n"], a["mb"], a["nb"], a["lld"]) == (8, 6, 3, 2, 8)
-    assert (call["a"], lib.gpu.copies) == (x.local.ctypes.data, [])
-
-
 @pytest.mark.parametrize(
     "change", [{"order": "C"}, {"dtype": "float64"}, {"order": "C", "dtype": "complex64"}]
 )
@@ -100,18 +66,6 @@ def test_another_order_or_type_is_a_temporary_s(alone, stand_in, change):
         assert call["a"] != x.local.ctypes.data
         assert lib.gpu.allocations == [target.nbytes] * 2  # the result and the temporary
     lib.assert_clean()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"order": "C"}, {"ld": 9}, {"dtype": "float64"}, {"block": (6, 8)}, {"block": (1, 5), "order": "C"}],
-)
-def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
-    x = ctx.empty(D)
-    x.local[...] = values = np.arange(48.0).reshape(6, 8)
-    lib.clear()
-    assert np.array_equal(x.redistribute(replace(D, **change)).local, values)
-    assert not lib.calls
 
 
 @pytest.mark.parametrize("order", "CF")
@@ -181,28 +135,6 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
 def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
     """A plan of cuBLASMp's that moves B."""
     return pb.plan(pb.matmul, a, b, algo="default")
-
-
-@pytest.mark.usefixtures("travels")
-def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in, monkeypatch):
-    """Which holds the moves, too; its product and its moves are bound to their arrays once."""
-    monkeypatch.setattr(move._Gemr2D, "why_no_graph", lambda _: "")  # stands for a move that can be recorded
-    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
-        a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
-        a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
-        with moving_plan(ctx, a, b) as plan:
-            for _ in range(3):
-                assert np.array_equal(plan().local, a.local @ b.local)
-            graph = plan.graph()
-            lib.clear()
-            del lib.gpu.events[:]
-            graph.replay()
-            assert lib.gpu.events == [("graph launched",)]
-            assert not lib.calls
-        with pytest.raises(pb.ClosedError, match="the plan of this graph is closed"):
-            graph.replay()
-    lib.assert_clean()
-    lib.gpu.assert_clean()
 
 
 @pytest.mark.usefixtures("travels")

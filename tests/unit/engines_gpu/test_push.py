@@ -136,24 +136,6 @@ UNLIKE = pb.MatmulProblem(  # packed, unpacked, other grids
 TURNS = pb.MatmulProblem.gemm(30, 20, 24, pb.Grid(1, 4), 4, op_a="T", dtype="float32", order="C")  # batches
 
 
-GRIDS = (((1, 2), "TN"), ((2, 1), "NT"), ((1, 3), "TT"), ((2, 4), "TT"))
-
-
-@pytest.mark.parametrize(("order", "of"), list(in_turn(("CCC", "FFF", "CFC", "FCF"), GRIDS, keep=2)))
-def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(of, order):
-    grid, ops = of
-    p = pb.MatmulProblem.gemm(29, 35, 26, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], order=order)
-    peers, batches = Peers(p.d.grid.size), []
-    for gpu in peers.gpus:
-        multiply = gpu.products.multiply
-        gpu.products.multiply = lambda *args, batch=None, multiply=multiply, **how: (
-            batches.append(batch),
-            multiply(*args, batch=batch, **how),
-        )
-    run_all([Case(peers, p, beta=2)], 0, times=2)
-    assert any(batches)
-
-
 @pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
 @pytest.mark.parametrize("seed", range(draws(2, long=4)))
 def test_one_after_another_in_any_order_of_events(p, seed):
@@ -220,15 +202,6 @@ def test_what_need_not_be_packed_travels_first(grid, ops):
     assert not any(part.packed for part in case.plan.slabs[1 - second].parts(1))
     assert any(part.packed for part in case.plan.slabs[second].parts(1))
     assert names.index("copy") < names.index("move")
-
-
-def test_small_buffers_and_no_traffic_where_everything_is_in_place():
-    p = pb.MatmulProblem.gemm(32, 32, 32, pb.Grid(1, 1), 8, dtype="float32", order="C")
-    plan = PushPlan(p, 1)
-    assert plan.nbytes == 0
-    gpu = Peers(1).gpus[0]
-    pushed = Pushed(gpu, plan, p, gpu.products.multiply)
-    assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
 
 
 class Cupy:

@@ -59,24 +59,6 @@ def test_bias_and_relu_are_one_kernel_that_a_graph_records(ctx, lib, gpu, monkey
         plan.graph().replay()
 
 
-@pytest.mark.parametrize("orders", ["CF", "FC", "CC", "FF"])
-@pytest.mark.parametrize(
-    "index", [np.s_[:, 1:2], np.s_[1:2, :], np.s_[1:2, 2:3]], ids=["column", "row", "entry"]
-)
-def test_c_is_in_another_order(ctx, lib, gpu, orders, index):
-    """A row in F order, or a column in C order, is not what cuBLASLt reads of the other order."""
-    rng = np.random.default_rng(1)
-    c, d = (ctx.empty(pb.MatrixDescriptor((7, 5), (7, 5), GRID, dtype="float64", order=x)) for x in orders)
-    c.local[...] = rng.integers(-3, 4, c.local.shape)
-    d.local[...] = 9
-    (c, d), (m, n) = (c[index], d[index]), d[index].shape
-    a, b = (ctx.zeros(pb.MatrixDescriptor(shape, 4, GRID, dtype="float64")) for shape in ((m, 3), (3, n)))
-    a.local[...], b.local[...] = 2, rng.integers(-3, 4, b.local.shape)
-    expected = a.gather() @ b.gather() - 2 * c.gather()
-    pb.matmul(a, b, c, out=d, beta=-2, algo="push")
-    np.testing.assert_array_equal(d.gather(), expected)
-
-
 class _NoSteps:
     """What follows is not computed in steps."""
 
@@ -122,61 +104,6 @@ def test_copies_that_a_graph_holds_are_in_the_workspace(ctx, gpu):
     assert none == 0 < copies == more - plain
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("offset", [0, 1, 4])
-def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monkeypatch, order, offset):
-    seen: list[int] = []
-    multiply = ctx.engine.operations.multiply
-
-    def noted(x: Any, w: Any, d: Any, c: Any, **how: Any) -> None:
-        seen.extend(y.address | y.ld * y.dtype.itemsize for y in (x, w, d, *([c] if c else [])))
-        multiply(x, w, d, c, **how)
-
-    monkeypatch.setattr(ctx.engine.operations, "multiply", noted)
-    whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32", order=order)
-    a, b, c, d = (
-        ctx.random(whole, seed=seed)[offset : offset + 13, offset : offset + 13] for seed in range(4)
-    )
-    before = d.gather()
-    with pb.plan(pb.matmul, a, b, c, out=d, beta=2, algo="push") as plan:
-        assert (d.gather() == before).all()
-        plan()
-        np.testing.assert_allclose(d.gather(), a.gather() @ b.gather() + 2 * c.gather(), rtol=1e-5)
-        kept = sum(copy.base.nbytes for copy in plan._product._copies.values())
-        assert plan.workspace.device_bytes >= kept
-    aligned = [at % 16 == 0 for at in seen]
-    assert aligned
-    assert all(aligned)
-    assert (kept > 0) == (offset == 1)
-
-
-def test_what_takes_many_commands_is_copied_first_and_in_the_workspace(ctx, gpu, monkeypatch):
-    monkeypatch.setattr(
-        push.Pushed, "takes_many_commands", lambda _, which, ld: (which, ld) in ((0, 16), (1, 8))
-    )
-    for k, copied, nbytes in ((16, ["aligned 0"], 16 * 16 * 4), (8, [], 0)):
-        a, b = (
-            ctx.random(pb.MatrixDescriptor(shape, (4, 4), GRID, dtype="float32", order="C"))
-            for shape in ((16, k), (k, 16))
-        )
-        with pb.plan(pb.matmul, a, b, algo="push") as plan:
-            np.testing.assert_allclose(plan().gather(), a.gather() @ b.gather(), rtol=1e-5)
-            assert sorted(plan._product._copies) == copied
-            assert plan.workspace.device_bytes == nbytes
-
-
-def test_copies_are_queued_on_the_stream_that_is_current(ctx, gpu, monkeypatch):
-    events: list[str] = []
-    use, copy = gpu.use_current_stream, gpu.copy
-    monkeypatch.setattr(gpu, "use_current_stream", lambda: (events.append("use"), use()))
-    monkeypatch.setattr(gpu, "copy", lambda *args: (events.append("copy"), copy(*args)))
-    whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32")
-    a, b, d = (ctx.random(whole, seed=seed)[1:14, 1:14] for seed in range(3))
-    with pb.plan(pb.matmul, a, b, out=d, algo="push") as plan:
-        plan()
-    assert events == ["use", "copy", "copy", "copy"], "of A and B, and of D"
-
-
 @pytest.fixture
 def eight(ctx, gpu, monkeypatch) -> None:
     """cuBLASLt of the GPU that is played."""
@@ -188,15 +115,6 @@ def eight(ctx, gpu, monkeypatch) -> None:
         at(d)[...] = y + beta * at(c or d).astype(float) if beta else y
 
     monkeypatch.setattr(ctx.engine.operations, "_products", SimpleNamespace(multiply=multiply))
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("out", ["bfloat16", float8.E4])
-@pytest.mark.parametrize("beta", [0.0, -2.0])
-def test_scales_of_8_bit_products(ctx, eight, out, order, beta):
-    rng, p = np.random.default_rng(3), float8.problem("gemm", 1, (float8.E4, float8.E4, out), order)
-    fault = float8.scaled(ctx, rng, p, beta=beta, activation="relu", algo="push", tolerance=2.0**-8)
-    assert fault is None
 
 
 def test_scales_that_are_numbers_are_in_a_graph_and_arrays_are_not(ctx, lib, eight):

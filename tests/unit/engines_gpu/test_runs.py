@@ -45,25 +45,6 @@ def test_it_follows_the_current_stream(ctx, lib):
     assert told == ["run", first.ptr, "run", "run", second.ptr, "run", 0, "run"]
 
 
-def test_products_on_several_streams_take_turns(ctx, lib):
-    """They share a workspace. What a graph holds waits for nothing outside of it; its replay does."""
-    first, second, third = (sys.modules["cupy"].cuda.Stream() for _ in range(3))
-    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
-        with first:
-            plan()
-        with second:
-            plan()
-            plan()
-        waits = [event for event in lib.gpu.events if event[0] == "wait"]
-        assert waits == [("wait", first.ptr, 0), ("wait", second.ptr, first.ptr)]
-        with second:
-            graph = plan.graph()
-        lib.gpu.events.clear()
-        with third:
-            graph.replay()
-        assert lib.gpu.events == [("wait", third.ptr, second.ptr), ("SetStream",), ("graph launched",)]
-
-
 def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx, lib):
     """CuPy's own ``with`` would forget it."""
     cuda = sys.modules["cupy"].cuda
@@ -141,24 +122,6 @@ def test_a_copied_c_is_named_as_the_caller_knows_it(ctx):
     with pb.plan(pb.matmul, a, c, c, beta=1, op_b="C", out=ctx.empty(a.descriptor)) as plan:
         notes = [note for note in plan.report().notes if "copied" in note]
     assert [note.partition(" ")[0] for note in notes] == ["B", "C"]
-
-
-def test_what_needs_no_product_calls_nothing(ctx, lib):
-    a, c = ctx.empty(D), ctx.empty(D)
-    c.local[...] = np.arange(36).reshape(6, 6)
-    assert np.array_equal(pb.matmul(a, a, c, alpha=0, beta=2).local, 2 * c.local)
-    assert np.all(pb.matmul(a, a, alpha=0).local == 0)
-    empty = ctx.empty(replace(D, shape=(6, 0)))
-    assert np.all((empty @ empty.T).local == 0)
-    assert not lib.calls
-
-
-def test_an_epilogue_free_product_may_write_into_c(ctx, lib):
-    c = ctx.empty(D)
-    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D), c, out=c, beta=1) as plan:
-        plan()
-        call = lib.of("Matmul")[-1]
-        assert call["c"] == call["d"] == c.local.data.ptr
 
 
 def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
@@ -256,29 +219,6 @@ def test_local_work_is_done_on_the_contexts_gpu(ctx, lib, subtests):
                 gpu.home, gpu.current = None, 0
                 gpu.faults.clear()
     gridexit(number)
-
-
-def test_a_graph_is_one_call_recorded_once(ctx, lib):
-    with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as plan:
-        graph = plan.graph()
-        events = lib.gpu.events
-        begin, end = (
-            next(i for i, event in enumerate(events) if event[0] == f"capture {x}")
-            for x in ("begins", "ends")
-        )
-        _, stream, current, mode = events[begin]
-        assert (stream, mode) == (current, "relaxed")
-        assert [event[0] for event in events[begin + 1 : end]] == ["SetStream", "Matmul"]
-        assert [call["stream"] for call in lib.of("SetStream")] == [stream, 0]
-        before = len(events)
-        for _ in range(3):
-            graph.replay()
-        assert events[before:] == [("graph launched",)] * 3
-        lib.workspace = (8192, 512)
-        with pb.plan(pb.matmul, ctx.empty(D), ctx.empty(D)) as larger:
-            larger()
-        with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
-            graph.replay()
 
 
 def test_a_graph_ends_with_its_plan(lib):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.bindings import DataType, MatmulAttribute
-from tests.helpers import epilogues, float8
+from tests.helpers import float8
 from tests.helpers.cases import agreed_error, first
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.fakelt import MultiplyingLt
-from tests.helpers.float8 import E4, E5
+from tests.helpers.float8 import E4
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -23,7 +22,6 @@ from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
 from tests.helpers.tensor_cases import Case as WideCase
 from tests.helpers.tensor_float8 import TYPES, Case
 
-A = MatmulAttribute
 WIDE = TYPES[:3]
 
 
@@ -123,46 +121,11 @@ def test_messages(stand_in):
     run_mpi(messages, 2, path=stand_in(1000))
 
 
-def stored(lib: Any) -> dict[MatmulAttribute, int]:
-    attributes: dict[MatmulAttribute, int] = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
-    return attributes
-
-
 @pytest.fixture
 def scaling(alone, stand_in):
     with machine(stand_in(1000), Scaling) as lib:
         yield lib
         lib.assert_clean()
-
-
-@pytest.mark.parametrize("form", FORMS[:3])
-def test_every_run_is_told_its_scales(scaling, form):
-    """In C order the library's A is w. One plan serves other arrays and other numbers, on one descriptor."""
-    rng = np.random.default_rng(84)
-    with pb.Context(engine="cublasmp") as ctx:
-        case = Case(ctx, rng, form, (E5, E4, E5), 16, 32, 48, arrays=True)
-        for _ in range(2):
-            scales = pb.Scales(
-                *(epilogues.placed(ctx, np.ones(1, np.float32))[0] for _ in range(3)), amax=case.amax[0]
-            )
-            case.scales = scales
-            case()
-            told = stored(scaling)
-            assert told[A.A_SCALE_POINTER] == scales.b.ctypes.data
-            assert told[A.B_SCALE_POINTER] == scales.a.ctypes.data
-            assert told[A.D_SCALE_POINTER] == scales.d.ctypes.data
-            assert told[A.AMAX_D_POINTER] == case.amax.ctypes.data
-            call = scaling.of("Matmul")[-1]
-            types = {letter: scaling.made[call[f"desc{letter}"]]["type"] for letter in "ABD"}
-            assert types == {"A": DataType.R_8F_E4M3, "B": DataType.R_8F_E5M2, "D": DataType.R_8F_E5M2}
-        for factor in (1.0, 3.0):
-            scales = pb.Scales(0.5 * factor, 0.25, d=case.unit, amax=case.amax[0])
-            case.scales = scales
-            wrong = case.wrong(case(), factor=factor, tolerance=2.0**-8)
-            if form == "matmul_allreduce":  # the library played here stores the sum as it is
-                wrong = None if scaling._number(stored(scaling)[A.B_SCALE_POINTER]) == 0.5 * factor else wrong
-            assert wrong is None
-        assert len(scaling.of("MatmulDescriptorCreate")) == 1, "planned anew"
 
 
 def test_a_fused_bias_and_amax_after_it_are_those_of_each_run(scaling):
@@ -217,24 +180,6 @@ def test_a_graph_is_one_call_recorded_once(lib, ctx, form):
         with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
             graph.replay()
     with pytest.raises(pb.ClosedError, match="this plan is closed"):
-        plan.graph()
-
-
-def test_a_graph_reads_the_scales(scaling):
-    with pb.Context(engine="cublasmp") as ctx:
-        case = Case(ctx, np.random.default_rng(87), "allgather_matmul", (E4, E4, E4), 16, 32, 48, arrays=True)
-        with case.plan() as plan:
-            plan.graph()
-            assert stored(scaling)[A.B_SCALE_POINTER] == case.scales.a.ctypes.data
-            assert stored(scaling)[A.AMAX_D_POINTER] == case.amax.ctypes.data
-
-
-def test_what_follows_a_product_is_in_no_graph(lib, ctx):
-    case = on_gpu(WideCase(np.random.default_rng(88), ctx.comm, "matmul_allreduce", "float32", 4, 6, 8))
-    with (
-        pb.plan(pb.matmul_allreduce, case.local_x, case.local_w, ctx, activation="relu") as plan,
-        pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
-    ):
         plan.graph()
 
 

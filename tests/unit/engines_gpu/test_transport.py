@@ -53,14 +53,6 @@ def test_a_piece_of_the_same_type_and_memory_order_goes_by_the_kernel(ctx, gpu, 
     assert gpu.moves == 1 < len(PIECE.rows) * len(PIECE.cols)
 
 
-@pytest.mark.parametrize("orders", ["CC", "FF", "CF", "FC"])
-def test_messages_are_packed_and_unpacked(ctx, gpu, orders):
-    """By the kernel where a message has the memory order of what it is packed from, or unpacked to."""
-    copied(ctx, PIECE.packed(), [SHAPES[0], PIECE.shape], ["float64"] * 2, orders)
-    copied(ctx, PIECE.unpacked(), [PIECE.shape, SHAPES[1]], ["float64"] * 2, orders)
-    assert bool(gpu.moves) == (orders in ("CC", "FF"))
-
-
 @pytest.mark.parametrize(
     ("dtypes", "orders", "conjugate"),
     [
@@ -88,19 +80,3 @@ def test_the_kernel_conjugates_complex_numbers(ctx, gpu, orders, dtype):
 def test_real_numbers_are_their_conjugates(ctx, gpu):
     copied(ctx, PIECE, SHAPES, ["float64", "float64"], "FF", conjugate=True)
     assert gpu.moves
-
-
-@pytest.mark.parametrize("across", [False, True])
-@pytest.mark.parametrize("orders", ["CC", "FF", "CF", "FC"])
-def test_one_row_or_column_in_any_memory_order(ctx, gpu, orders, across):
-    """Of one entry across, a line is as contiguous as its memory is."""
-    runs, one = intersect(*ROWS), intersect(Axis(1, 1), 0, Axis(1, 1), 0)
-    shapes = [(SHAPES[0][0], 1), (SHAPES[1][0], 1)]
-    piece = Piece(runs, one)
-    copied(
-        ctx,
-        piece.T if across else piece,
-        [s[::-1] for s in shapes] if across else shapes,
-        ["float32"] * 2,
-        orders,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -24,36 +23,6 @@ def buffers(lib: Witness) -> list[tuple[int, int, int, int]]:
     """What each call of cublasMpMatmul was given: addresses and sizes, on the device and on the host."""
     names = "d_work", "workspaceSizeInBytesOnDevice", "h_work", "workspaceSizeInBytesOnHost"
     return [tuple(call[name] for name in names) for call in lib.of("Matmul")]
-
-
-def test_the_query_has_the_arguments_of_the_call(ctx, lib):
-    """The recorder holds attributes against each other; here are all others, scalars' and operands' addresses too."""
-    with planned(ctx, c=ctx.empty(D), beta=1) as plan:
-        plan()
-    (query,), (call,) = lib.of("Matmul_bufferSize"), lib.of("Matmul")
-    sizes = {name for name in query.arguments if name.startswith("workspace")}
-    shared = query.arguments.keys() - sizes
-    assert {name: query[name] for name in shared} == {name: call[name] for name in shared}
-    assert call.arguments.keys() - shared == sizes | {"d_work", "h_work"}
-
-
-def test_sizes_are_known_before_anything_is_allocated(ctx, lib):
-    with planned(ctx) as plan:
-        assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096, 512)
-        assert not lib.gpu.did("window")
-        assert not lib.gpu.did("pinned")
-        assert not lib.of("BufferRegister")
-
-
-def test_plans_share_one_buffer_and_the_host_part_is_pinned(ctx, lib):
-    for _ in range(3):
-        planned(ctx)()
-    ((device, device_bytes),), ((host, host_bytes),) = lib.gpu.did("window"), lib.gpu.did("pinned")
-    assert (device_bytes, host_bytes) == (4096, 512)
-    assert buffers(lib) == [(device, 4096, host, 512)] * 3
-    (registered,) = lib.of("BufferRegister")
-    d = lib.made[lib.of("Matmul")[0]["descD"]]
-    assert (registered["grid"], registered["ptr"], registered["size"]) == (d["grid"], device, 4096)
 
 
 def test_it_grows_and_earlier_plans_follow(ctx, lib):
@@ -87,58 +56,10 @@ def test_large_buffers_have_room_to_spare(nbytes):
     assert room == nbytes or roomy(nbytes + 1) in (room, roomy(room + 1))
 
 
-def test_products_that_need_hardly_more_share_a_buffer(ctx, lib):
-    """cuBLASMp asks for 32 MiB and a few kB that differ from product to product."""
-    for more in (768, 832, 3328, 4176):
-        lib.workspace = ((32 << 20) + more, 0)
-        planned(ctx)()
-    assert [nbytes for _, nbytes in lib.gpu.did("window")] == [64 << 20]
-
-
-def test_temporaries_are_told(ctx, lib):
-    """A conjugate that a run makes first is memory that a graph of the plan holds."""
-    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64")
-    turned = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
-    for op, more in (("N", 0), ("C", 8 * 8 * 8)):
-        with pb.plan(
-            pb.matmul, ctx.empty(turned), ctx.empty(d), out=ctx.empty(d), op_a=op, algo="default"
-        ) as plan:
-            assert plan.workspace.device_bytes == 4096 + more
-            plan()
-    assert {nbytes for _, nbytes in lib.gpu.did("window")} == {4096}  # which they do not share
-
-
 def test_grids_of_d_have_buffers_of_their_own(ctx, lib):
     for order in "CFC":
         planned(ctx, pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), order=order))()
     assert len(lib.gpu.did("window")) == len({call["grid"] for call in lib.of("BufferRegister")}) == 2
-
-
-def test_none_is_needed_for_none(ctx, lib):
-    lib.workspace = (0, 0)
-    with planned(ctx) as plan:
-        plan()
-    assert buffers(lib) == [(0, 0, 0, 0)]
-    assert not lib.gpu.did("window")
-
-
-def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
-    p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
-    for symmetric in (False, True):
-        b = ctx.empty(p.b, symmetric=symmetric)
-        with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
-            registered = [call["ptr"] for call in lib.of("BufferRegister")]
-            assert registered == [b.local.data.ptr] * symmetric
-            assert ("B, which is gathered, is in symmetric memory" in plan.report().notes) == symmetric
-    with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul"):
-        assert len(lib.of("BufferRegister")) == 1  # once
-
-
-def test_symmetric_arrays_live_in_windows(ctx, lib):
-    x = ctx.empty(pb.MatrixDescriptor((3, 5), (2, 2), pb.Grid(1, 1), dtype="float32", ld=7), symmetric=True)
-    x.local[...] = 1
-    assert lib.gpu.did("window") == [(x.local.data.ptr, 3 * 7 * 4)]
-    assert np.all(x.gather() == 1)
 
 
 def test_no_room_is_a_memory_error_and_the_next_run_tries_again(ctx, lib):
