@@ -14,11 +14,12 @@ import pytest
 
 import pblasmp as pb
 from reference.scalapack import locate
+from tests.helpers import factor_cases, solve_cases
 from tests.helpers.cases import first, pick, scattered
 from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large, unscaled
 from tests.helpers.slow import in_turn
 
-__all__ = ["CASES", "KINDS", "eigh", "eigh_at_the_ends", "good", "library", "svd", "svd_at_the_ends"]
+__all__ = ["CASES", "KINDS", "TABLE", "eigh", "eigh_at_the_ends", "good", "library", "svd", "svd_at_the_ends"]
 
 Case = tuple[str, str | None]
 KINDS = ("all", "subset", "values", "pair")
@@ -148,6 +149,9 @@ def small_svd(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Case:
 
 CASES = (*(partial(small_eigh, kind=kind) for kind in KINDS), small_svd)
 """For CPU ranks."""
+
+TABLE = (*factor_cases.CASES, *solve_cases.CASES, *CASES)
+"""Factorizations, solves, eigenvalues, singular values: each draws options, sizes, and a layout for each operand."""
 
 
 def ends(dtype: str) -> tuple[float, ...]:

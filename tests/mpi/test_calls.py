@@ -31,6 +31,7 @@ from tests.helpers.calls import (
 from tests.helpers.cases import extents, pick, short_messages
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, is_long, only_long
+from tests.helpers.spectral_cases import TABLE
 from tests.helpers.tape import Tape, tapes
 
 BANDS = (0, 2), (1, 16), (1, 16), (33, 100)
@@ -128,8 +129,8 @@ def test_small_calls_need_no_plan():
 
 
 def a_call(ctx, rng, every):
-    """Any call, reduction or factorization, drawn."""
-    name = pick(rng, (*FUNCTIONS, "reductions", *factor_cases.CASES))
+    """Any call or reduction, or any factorization, solve, eigenvalues or singular values, drawn."""
+    name = pick(rng, pick(rng, ((*FUNCTIONS, "reductions"), TABLE)))
     dtype = pick(rng, DTYPES)
     if name == "reductions":
         for case in of_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0]):

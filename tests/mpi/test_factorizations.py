@@ -20,7 +20,7 @@ from pblasmp.engines.host.host_transport import HostTransport
 from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
-from tests.helpers import factor_cases, inside, solve_cases, spectral_cases
+from tests.helpers import factor_cases, inside
 from tests.helpers.cases import agreed_error, first, layout, pick, scattered, short_messages, unlike
 from tests.helpers.factor_cases import (
     CASES,
@@ -41,9 +41,7 @@ from tests.helpers.factor_cases import (
 )
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws, in_turn, only_long
-
-TABLE = (*CASES, *solve_cases.CASES, *spectral_cases.CASES)
-"""Each draws its options, sizes, and a layout for each operand."""
+from tests.helpers.spectral_cases import TABLE
 
 
 def everything(comm, count, keep=1):
