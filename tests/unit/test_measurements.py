@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import tracemalloc
@@ -37,14 +36,6 @@ def test_the_same_sizes():
     found = known(((64, 64, 64), {"a": 2.0, "b": 1.0}))
     assert found.seconds(product(64), Options()) == pytest.approx({"a": 2.0, "b": 1.0})
     assert found.knows(product(64), Options())
-
-
-def test_between_sizes_the_nearer_one_counts_more():
-    found = known(((64,), {"a": 1.0, "b": 2.0}), ((256,), {"a": 8.0, "b": 4.0}))
-    for m, best in ((70, "a"), (90, "a"), (180, "b"), (250, "b")):
-        seconds = found.seconds(product(m), Options())
-        assert min(seconds, key=seconds.get) == best
-    assert found.seconds(product(128), Options())["a"] == pytest.approx(math.sqrt(2.0 * 4.0))
 
 
 def test_algorithms_that_were_not_measured_everywhere_are_not_compared():
@@ -177,24 +168,6 @@ def test_tokens_split_by_the_rule_are_even():
 
 def entry(m: int = 64, seconds: float = 1.0, machine: str = "here") -> Entry:
     return Entry(machine, "matmul", (m, 64, 64), {"a": seconds}, "2026-01-01")
-
-
-def test_what_is_saved_is_read(tmp_path):
-    file = tmp_path / "deep" / "tuning.json"
-    assert save(file, [entry(), entry(machine="there")]) == ""
-    assert read_file(file) == [entry(), entry(machine="there")]
-    assert save(file, [entry(65, 2.0)]) == ""  # the same bucket: replaced
-    assert read_file(file) == [entry(65, 2.0), entry(machine="there")]
-    assert {path.name for path in file.parent.iterdir()} == {"tuning.json", "tuning.json.lock"}
-
-
-def test_measurements_of_empty_products_are_ignored(tmp_path):
-    """Nothing follows from their times, and a file of an older version may hold some."""
-    file = tmp_path / "tuning.json"
-    assert save(file, [entry(0), entry(2)]) == ""
-    assert '"sizes": [\n    0,' in file.read_text().replace("\r", "")
-    assert read_file(file) == [entry(2)]
-    assert known().knows(product(0), Options())  # there is nothing to measure
 
 
 def test_no_file_is_no_fault(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -52,19 +51,6 @@ def test_which_types_go_together():
     )
 
 
-def test_d_has_sixteen_bits_by_default():
-    assert problem().d.dtype == as_dtype("bfloat16")
-    for make in (
-        pb.MatmulProblem.allgather_matmul,
-        pb.MatmulProblem.matmul_reduce_scatter,
-        pb.MatmulProblem.matmul_allreduce,
-    ):
-        p = make(64, 64, 64, 4, "N", "T", dtype=E4, order="C")
-        assert (p.d.dtype.name, p.faults()) == ("bfloat16", [])
-        p = make(64, 64, 64, 4, "N", "T", dtype=E4, out_dtype="float16", order="C")
-        assert (p.d.dtype.name, p.faults()) == ("float16", [])
-
-
 def test_k_must_be_contiguous():
     for ops, order in itertools.product(("NN", "NT", "TN", "TT"), ("CCC", "FFF", "CFC", "FCF")):
         p = problem(op_a=ops[0], op_b=ops[1], order=order)
@@ -105,37 +91,6 @@ def test_c_has_sixteen_bits():
 
 def bound(scales: pb.Scales, p: pb.MatmulProblem) -> pb.Scales:
     return scales.bind(lambda array: array, p, 0)
-
-
-def test_scales_are_numbers_or_arrays_of_one():
-    p, one, amax = problem(d=E4), np.ones(1, np.float32), np.zeros((), np.float32)
-    scales = pb.Scales(a=2.0, b=one, d=1, amax=amax)
-    assert scales.given == ("a", "b", "d", "amax")
-    assert bound(scales, p).b is one
-    assert scales.facts() == ["tensor", "a: 2.0", "b: an array", "d: 1.0", "amax: an array"]
-    assert repr(scales) == "Scales(a, b, d, amax, tensor)"
-
-
-NUMBERS = [
-    2,
-    2.0,
-    np.float64(2),
-    np.float32(2),
-    np.float16(2),
-    np.int8(2),
-    np.uint64(2),
-    as_dtype("bfloat16").type(2),
-]
-NUMBERS += [True + 1, Fraction(2), 2 + 0j, np.complex64(2)]
-
-
-@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: type(value).__name__)
-def test_numbers_of_python_and_numpy_are_one_kind(value):
-    """The ranks may have the same number in different types; engines know only floats."""
-    scales = pb.Scales(a=value, b=value, d=value)
-    assert [type(each) for each in (scales.a, scales.b, scales.d)] == [float] * 3
-    assert scales.facts() == pb.Scales(a=2.0, b=2.0, d=2.0).facts()
-    assert bound(scales, problem(d=E4)).a == 2.0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.float32(np.inf), 1e39, 10**400, 1j, np.complex64(2 + 1j)])

@@ -71,17 +71,6 @@ def needing(directory: Path, soname: str) -> tuple[str, str]:
     return build(lib, flags=["-Wl,--no-as-needed", needed]), needed
 
 
-def test_variable_names_a_file_or_its_folder(
-    stand_in: Callable[..., str], pathfinder: dict[str, str | Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pathfinder["cublasmp"] = stand_in(900)
-    path = stand_in(1000)
-    for value in (path, str(Path(path).parent)):
-        monkeypatch.setenv(ENVIRONMENT, value)
-        assert (Library().version, Library().path) == (1000, path)
-    assert Library(stand_in(700)).version == 700
-
-
 def test_relative_path(stand_in: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(stand_in(1000))
     monkeypatch.chdir(path.parent)
@@ -121,13 +110,6 @@ def test_wheel(
     path = install_wheel(tmp_path, cuda, 800)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert Library().path == path
-
-
-def test_newer_cuda_wheel_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_wheel(tmp_path, "cu12", 800)
-    install_wheel(tmp_path, "cu13", 900)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert Library().version == 900
 
 
 def test_system_loader(stand_in: Callable[..., str]) -> None:

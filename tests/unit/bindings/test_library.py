@@ -15,8 +15,6 @@ from pblasmp.bindings import FUNCTIONS, Function, Library, LoggerCallback, Matmu
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.recorder import Recorder
 
-VERSIONS = {500: "0.5.0", 501: "0.5.1", 600: "0.6.0", 700: "0.7.0"}
-VERSIONS |= {800: "0.8.0", 801: "0.8.1", 900: "0.9.0", 901: "0.9.1", 1000: "0.10.0"}
 WITH_STATUS = [name for name, row in FUNCTIONS.items() if row.returns == "cublasMpStatus_t"]
 
 
@@ -136,21 +134,6 @@ def test_raw_call_returns_the_status(library: Library, recorder: Recorder) -> No
     assert [call["level"] for call in recorder.calls] == [3, 4]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_functions_of_a_version(version: int, stand_in: Callable[..., str]) -> None:
-    library = Library(stand_in(version))
-    assert library.version == version
-    for name, row in FUNCTIONS.items():
-        if row.since <= version:
-            getattr(library, name)
-            continue
-        for get in (getattr, Library.raw):
-            with pytest.raises(UnsupportedError) as caught:
-                get(library, name)
-            for part in (name, VERSIONS[row.since], VERSIONS[version], library.path):
-                assert part in str(caught.value)
-
-
 def test_old_names(stand_in: Callable[..., str]) -> None:
     aliases = {row.name: row.alias for row in FUNCTIONS.values() if row.alias}
     assert aliases == {
@@ -168,15 +151,6 @@ def test_old_names(stand_in: Callable[..., str]) -> None:
                 with pytest.raises(StatusError, match=name):
                     getattr(library, name)(*distinct_arguments(FUNCTIONS[name]))
                 assert recorder.calls[0].symbol == (alias if version < 800 else name)
-
-
-def test_symbol_missing_from_its_version(stand_in: Callable[..., str]) -> None:
-    library = Library(stand_in(1000, "cublasMpTrmm", "cublasMpNumroc"))
-    for name in ("cublasMpTrmm", "cublasMpNumroc"):
-        with pytest.raises(
-            UnsupportedError, match=rf"{name}.*{library.path} \(0.10.0\) does not export {name}"
-        ):
-            getattr(library, name)
 
 
 @pytest.mark.parametrize("version", [201, 300, 400])

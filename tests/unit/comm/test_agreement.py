@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 import threading
 import time
@@ -128,13 +127,6 @@ def test_a_fact_that_some_ranks_lack():
     assert "a:\n    1 on rank 0\n    None on rank 1" in texts(on_ranks(2, work), RankMismatchError)
 
 
-def test_other_calls_go_before_other_facts():
-    errors = agree(lambda rank: "matmul" if rank < 4 else "gather", a=lambda rank: rank)
-    assert texts(errors, RankMismatchError) == (
-        "the ranks made different calls: matmul, gather\n    matmul on ranks 0-3\n    gather on ranks 4-5"
-    )
-
-
 def test_a_fault_goes_before_other_facts():
     errors = agree(raising=lambda rank: KeyError("k") if rank == 5 else None, a=lambda rank: rank)
     assert "'k' (on rank 5)" in texts(errors, KeyError)
@@ -186,40 +178,6 @@ def test_an_interrupt_is_nobodys_argument():
     assert on_ranks(1, work) == [None]
 
 
-def test_one_rank_alone_agrees_with_itself():
-    with Agreement(Serial(), "call") as facts:
-        facts["a"] = 1
-    with pytest.raises(LayoutError, match=r"^bad$"), Agreement(Serial(), "call"):
-        raise LayoutError("bad")
-
-
-def test_agreed_by_this_communicator_and_no_other():
-    def work(comm):
-        try:
-            with Agreement(comm, "call"):
-                raise LayoutError("bad")
-        except LayoutError as error:
-            return is_agreed(error, comm), is_agreed(error, Serial()), is_agreed(LayoutError("bad"), comm)
-
-    assert on_ranks(2, work) == [(True, False, False)] * 2
-
-
-def test_what_was_agreed_stays_on_its_rank():
-    [error, _] = agree_on_two()
-    assert is_reported_here(error)
-    copy = pickle.loads(pickle.dumps(error))
-    assert copy.args == error.args
-    assert copy._pblasmp.agreed_by == []
-
-
-def agree_on_two():
-    def work(comm):
-        with Agreement(comm, "call"):
-            raise LayoutError("bad")
-
-    return on_ranks(2, work)
-
-
 # -- leaving
 
 
@@ -238,14 +196,6 @@ def leaving(size, errors, call="gather"):
         return error
 
     return on_ranks(size, work)
-
-
-def test_those_that_stay_raise_the_error_of_the_one_that_leaves():
-    mine = ValueError("mine")
-    found = leaving(3, {1: mine})
-    assert found[1] is mine
-    assert [str(found[rank]) for rank in (0, 2)] == ["mine (on rank 1)"] * 2
-    assert showing(found) == [1]
 
 
 def test_all_leave_and_one_shows():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import random
 import time
 
 import numpy as np
@@ -17,7 +16,7 @@ from pblasmp.comm import board, locations
 from pblasmp.comm.agreement import Agreement
 from pblasmp.comm.board import Board, make_boards
 from pblasmp.comm.choice import Serial
-from pblasmp.errors import ClosedError, LayoutError, RankMismatchError
+from pblasmp.errors import ClosedError
 from tests.helpers.threads import on_ranks
 
 
@@ -40,20 +39,6 @@ def reduced(mine, values, out):
     while not request.Test():
         request.pause()
     return out.tolist()
-
-
-def test_every_rank_gets_the_largest_values_of_all():
-    def work(comm):
-        mine, found = one_board(comm), []
-        late = random.Random(comm.rank)
-        for turn in range(200):
-            if late.random() < 0.1:
-                time.sleep(0.001)
-            values = [turn + comm.rank, -turn - comm.rank, (comm.rank + turn) % 3 == 0]
-            found.append(reduced(mine, values, np.empty(3, np.int64)))
-        return found
-
-    assert on_ranks(4, work) == [[[turn + 3, -turn, 1] for turn in range(200)]] * 4
 
 
 def test_nobody_is_through_before_all_are_there():
@@ -191,25 +176,6 @@ def test_a_rank_may_be_ahead_of_those_that_read():
         return [each.item() for each in out]
 
     assert on_ranks(2, work) == [[1, 20]] * 2
-
-
-def blame(rank):
-    if rank == 1:
-        raise LayoutError("mine")
-
-
-def test_agreement_votes_there():
-    def work(comm):
-        comm.board = one_board(comm)
-        comm.imax = None  # nothing is voted by messages
-        with pytest.raises(RankMismatchError), Agreement(comm, "call") as facts:
-            facts["n"] = comm.rank
-        with pytest.raises(LayoutError, match=r"mine.*\(on rank 1\)"), Agreement(comm, "call"):
-            blame(comm.rank)
-        with Agreement(comm, "call"):
-            return "agreed"
-
-    assert on_ranks(3, work) == ["agreed"] * 3
 
 
 def test_boards_of_the_same_ranks_are_apart():

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import communicator, machines_of
-from pblasmp.comm.choice import Serial, wrap
+from pblasmp.comm import communicator
+from pblasmp.comm.choice import wrap
 from pblasmp.launchers import LAUNCHERS
 
 VARIABLES = [(row.rank, row.size) for row in LAUNCHERS if row.rank]
@@ -24,23 +24,6 @@ def no_mpi(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     for rank, _ in VARIABLES:
         monkeypatch.delenv(rank, raising=False)
-
-
-@pytest.mark.usefixtures("no_mpi")
-def test_without_mpi_there_is_one_process():
-    comm = wrap(None)
-    assert isinstance(comm, Serial)
-    assert (comm.rank, comm.size, machines_of(comm.locations())) == (0, 1, [(0,)])
-    out = np.empty(2, np.int64)
-    assert comm.imax(np.array([3, -4]), out) is None
-    assert out.tolist() == [3, -4]
-    assert comm.allgather("x") == ["x"]
-    assert comm.bcast("x") == "x"
-    assert comm.split([[0]]) is comm
-    values = np.arange(3.0)
-    comm.sum_into(values)
-    comm.bcast_into(values, 0)
-    assert values.tolist() == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("no_mpi")

@@ -13,7 +13,6 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
-from pblasmp.comm.choice import Serial
 from pblasmp.comm.exchange import SLOTS, _in_turn, ends
 from pblasmp.costs.dry_engine import Ranks
 from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn
@@ -22,28 +21,6 @@ from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import layout, part
 from tests.helpers.slow import draws
 from tests.helpers.threads import on_ranks
-
-
-def test_every_element_is_moved_once_for_each_copy():
-    """Three copies of a matrix on two groups of ranks that share one, and one rank with its own."""
-    d = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(2, 2), source=(1, 0), dtype="float32")
-    whole = Axis(17, 17), Axis(13, 13)
-    copies = Side(*whole, Cells.of([Cell((0, 0), ranks) for ranks in ((0, 1), (2, 3), (4,))]), "C")
-    exchanges = [
-        Exchange(SimpleNamespace(rank=rank), Side.of(d), copies, np.dtype(np.float32)) for rank in range(5)
-    ]
-    sent = [exchange.sent_bytes for exchange in exchanges]
-    copied = [exchange.copied_bytes for exchange in exchanges]
-    parts = [4 * np.prod(d.local_shape(rank)) for rank in range(4)]
-    assert copied == [*parts, 0]  # each rank writes its own part of its group's copy
-    assert sent == [2 * part for part in parts] + [0]
-    received = [
-        sum(part.piece.size for parts in exchange.receives.values() for part in parts)
-        for exchange in exchanges
-    ]
-    assert 4 * sum(received) == sum(sent)
-    assert received[4] == 17 * 13
-    assert all(received[:4]), "the ranks of a group share the work of writing"
 
 
 def test_what_several_ranks_reach_is_read_by_the_one_that_writes():
@@ -62,20 +39,6 @@ def test_what_several_ranks_reach_is_read_by_the_one_that_writes():
 def test_ranks_that_reach_the_same_parts_take_turns():
     assert [ends((owner, 1, 2), (1, 2)) for owner in (4, 5)] == [(1, 1), (2, 2)]
     assert [ends((owner,), (1, 2)) for owner in (4, 5)] == [(4, 1), (5, 2)]
-
-
-@pytest.mark.parametrize("slots", [None, 1, 4])
-@pytest.mark.parametrize("conjugate", [False, True])
-def test_one_rank(slots, conjugate):
-    rng = np.random.default_rng(0)
-    values = rng.integers(-9, 9, (7, 5)) + 1j * rng.integers(-9, 9, (7, 5))
-    src = pb.MatrixDescriptor((7, 5), (2, 2), pb.Grid(1, 1), dtype="complex128", order="F")
-    dst = pb.MatrixDescriptor((7, 5), (3, 1), pb.Grid(1, 1), dtype="complex64")
-    out = np.full((7, 5), np.nan, np.complex64)
-    exchange = Exchange(Serial(), Side.of(src), Side.of(dst), src.dtype)
-    exchange.start([np.asfortranarray(values)], [out], conjugate=conjugate, slots=slots).finish()
-    assert np.array_equal(out, values.conj() if conjugate else values)
-    assert (exchange.sent_bytes, exchange.copied_bytes) == (0, 7 * 5 * 16)
 
 
 @pytest.mark.parametrize("slots", [None, 1, 2])
@@ -216,13 +179,6 @@ def test_few_receives_are_open_at_once(slots, awaited, travels, monkeypatch):
         most, messages = max(most, *(each.most for each in ranks)), messages + world.messages.sum()
     assert most <= min(3, awaited) * slots
     assert messages > 200
-
-
-def test_a_side_transposed_is_the_side_of_the_transpose():
-    d = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(2, 3, "col"), source=(1, 2), order="F")
-    turned, expected = Side.of(d).T, Side.of(d.T)
-    assert (turned.rows, turned.cols, turned.order) == (expected.rows, expected.cols, expected.order)
-    assert set(turned.cells) == set(expected.cells)
 
 
 @pytest.mark.parametrize("order", ["row", "col"])

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.comm import side_channel
-from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
+from pblasmp.comm.agreement import Agreement, Running, closing
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
-from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
+from pblasmp.errors import ClosedError, PblasmpError, RankMismatchError
 from pblasmp.runtime import runtime
 from tests.helpers.threads import on_ranks
 
@@ -82,19 +82,6 @@ def test_the_first_cause_counts():
         return str(raised(agrees, comm))
 
     assert on_ranks(2, work) == [f"{BROKEN}rank 0 left matmul with ValueError: first"] * 2
-
-
-def test_what_the_ranks_agreed_to_raise_breaks_nothing():
-    def both(comm):
-        with Running(comm, "matmul"), Agreement(comm, "matmul"):
-            raise LayoutError("bad")
-
-    def work(comm):
-        error = raised(both, comm)
-        assert is_agreed(error, comm)
-        return str(error), raised(agrees, comm)
-
-    assert on_ranks(2, work) == [("bad", None)] * 2
 
 
 def test_an_exception_while_the_ranks_vote_breaks_the_context(monkeypatch):
@@ -362,14 +349,6 @@ def test_what_is_no_note_is_ignored(channels):
     assert (a.cause, a._left, a._stalls) == ("a cause", {1: 1}, {1: (1, 0, "matmul")})
     assert a._waiting == {1: elsewhere(1)}
     assert a._conflict == elsewhere(1)
-
-
-def test_any_text_travels(channels):
-    a, _ = channels
-    a.cause = '\udc80 \N{SNOWMAN} \0 "'
-    a._told = False
-    a.look()
-    assert notes(a, "broken") == [(a.cause, None)]
 
 
 def notes(channel, kind):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.choice import Serial
 from pblasmp.dtypes import accumulation_dtype
-from pblasmp.engines.dense import stationary
 from pblasmp.engines.host.host_engine import METHODS
-from pblasmp.engines.local.slab_terms import matmul_slabs, routine_slabs
+from pblasmp.engines.local.slab_terms import matmul_slabs
 from pblasmp.engines.method import Verdict, choose, plain_refusal, survey
 from pblasmp.engines.protocol import Method, Traits
 from pblasmp.engines.request import Operands, Options
@@ -68,13 +66,6 @@ def taken(problem, nodes, fits, why_not_shared, algo="auto"):
     verdicts = choice.verdicts()
     assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
     return row.name, {name: verdict.why for name, verdict in verdicts.items() if verdict.applies is False}
-
-
-def test_what_is_asked_for_is_taken():
-    memory = Memory(0)
-    for algo in ("shared", "gathered", "panels"):
-        assert taken(SQUARE, NODES, memory, "", algo) == (algo, {})
-    assert memory.asked == []
 
 
 @pytest.mark.parametrize(
@@ -140,48 +131,10 @@ def test_a_much_larger_operand_stays(problem, stays, on_gpus):
     assert (choose(on, problem, Options(), NONE)[0].name == "stationary") == on_gpus
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
-def test_on_gpus_a_large_matrix_stays_for_few_columns(dtype):
-    on = engine((tuple(range(GRID.size)),), Memory(1 << 40), queues=True)
-    for columns, order, stays in ((1, 64, True), (128, 2048, True), (129, 2048, False), (2, 1024, False)):
-        problem = blocks_of_64(order, columns, order, GRID, dtype=dtype)
-        found = choose(on, problem, Options(), NONE)[0].name == "stationary"
-        assert found == (stays and (columns == 1 or dtype != "bfloat16"))
-
-
-def test_what_a_process_column_has_alone_is_in_place():
-    """The inner product of columns that are one block: no other process column takes part."""
-    inner = blocks_of_64(64, 64, 65536, GRID, op_a="T")
-    assert stationary._see(engine(), inner).terms[0].small.in_place
-    elsewhere = replace(inner, b=replace(inner.b, source=(0, 1)))
-    assert not stationary._see(engine(), elsewhere).terms[0].small.in_place
-
-
-def test_without_sharing_each_rank_gathers_its_own():
-    needed = 4 * (SLAB_A + SLAB_B)
-    memory = Memory(needed)
-    assert taken(SQUARE, NODES, memory, "no memfd") == ("gathered", {"shared": "no memfd"})
-    assert memory.asked == [needed]
-    gathered = f"gathered operands would need {needed} bytes per node, only {needed - 1} available"
-    refused = {"shared": "no memfd", "gathered": gathered}
-    assert taken(SQUARE, NODES, Memory(needed - 1), "no memfd") == ("panels", refused)
-
-
 def test_panels_where_nothing_fits():
     name, refused = taken(SQUARE, NODES, Memory(10), "")
     assert name == "panels"
     assert set(refused) == {"shared", "gathered"}
-
-
-def test_what_need_not_move_needs_no_memory():
-    memory = Memory(0)
-    one = pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, 1), 8)
-    refused = {"shared": "all operands are multiplied in place: there is nothing to share"}
-    assert taken(one, ((0,),), memory, "") == ("gathered", refused)
-    assert memory.asked == []
-    memory = Memory(1 << 30)
-    assert taken(ROWS, NODES, memory, "")[0] == "shared"
-    assert memory.asked == [40960]  # 40 × 120 numbers of B, in pages: A stays where it is
 
 
 @pytest.mark.parametrize(("nodes", "sharing"), [(NODES, 4), (((0, 1), (2, 3)), 2), (((0,), (1, 2, 3)), 3)])
@@ -266,23 +219,6 @@ def test_the_cheapest_that_applies_is_taken():
     assert [name for name, verdict in surveyed.items() if verdict] == ["slow", "good", "equal"]
 
 
-def test_nothing_is_said_to_apply_that_was_never_asked():
-    """Whatever it would have answered; that of an algorithm which was taken by name, too."""
-    rows = (
-        Row("taken", 1.0),
-        Row("refuses", 2.0, "it is out of order"),
-        Row("not it", 3.0, form="no such form"),
-    )
-    for algo in ("auto", "taken"):
-        verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), NONE)[2].verdicts()
-        assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
-        assert [row.asked for row in rows] == [1, 0, 0]
-        assert str(verdicts["refuses"]).startswith("not tried: ")
-        assert not verdicts["refuses"]
-        rows[0].asked = 0
-    assert survey(engine(rows=rows), SQUARE, Options())["refuses"] == Verdict(False, "it is out of order")
-
-
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -337,14 +273,6 @@ def test_refusals_name_the_algorithm_and_why():
         survey(engine(rows=rows), SQUARE, Options(algo="summa"))
 
 
-def test_an_engine_puts_its_own_algorithms_first():
-    """Of two with one name, the first is taken."""
-    own = Row("good", 1.0)
-    found, _, choice = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), NONE)
-    assert found is own
-    assert list(choice.verdicts()) == ["good", "slow", "quick", "equal"]
-
-
 # -- slabs
 
 
@@ -376,15 +304,6 @@ def test_an_operand_stays_only_where_it_lies_as_it_is_multiplied(a, moved):
     assert moves(problem)[0] is moved
 
 
-def test_transposed_and_conjugated_operands():
-    real = pb.MatmulProblem(ROWS.a.T, ROWS.b, ROWS.d, "T")
-    assert moves(real)[0] is False
-    assert moves(pb.MatmulProblem(ROWS.a.T, ROWS.b, ROWS.d, "C"))[0] is False
-    complex_a = pb.MatrixDescriptor((40, 80), (40, 20), pb.Grid(1, 4), dtype="complex64")
-    for op, moved in (("T", False), ("C", True)):
-        assert moves(pb.MatmulProblem(complex_a, ROWS.b, ROWS.d, op))[0] is moved
-
-
 def test_ranks_outside_the_grid_need_no_slab():
     for operand in operands(SQUARE, 6):
         assert operand.needs[4:] == ((), ())
@@ -395,25 +314,3 @@ def test_ranks_outside_the_grid_need_no_slab():
     assert b.needs[:4] == ((0,), (1,), (0,), (1,))
     assert a.slabs((3, 0, 1)) == [0, 1]
     assert (a.slab_bytes(0, 40), b.slab_bytes(1, 40)) == (SLAB_A, SLAB_B)
-
-
-@pytest.mark.parametrize(
-    ("routine", "block", "dtype", "count"),
-    [
-        ("syrk", (10, 10), "float64", 1),  # the same slabs to the left and to the right
-        ("syrk", (10, 20), "float64", 2),
-        ("herk", (10, 10), "complex64", 2),  # those to the right are conjugated
-        ("syr2k", (10, 10), "float64", 2),
-        ("her2k", (10, 10), "complex64", 4),
-        ("syrkx", (10, 10), "float64", 2),
-    ],
-)
-def test_slabs_that_stand_on_both_sides_are_one(routine, block, dtype, count):
-    a = pb.MatrixDescriptor((80, 40), (10, 10), GRID, dtype=dtype)
-    d = pb.MatrixDescriptor((80, 80), block, GRID, dtype=dtype)
-    b = a if routine in ("syr2k", "her2k", "syrkx") else None
-    slabs = routine_slabs(pb.Level3Problem(routine, a, d, b), 1, engine())
-    assert len(slabs.operands) == count
-    if routine == "syrk" and count == 1:
-        assert slabs.operands[0].needs == ((0,), (0, 1), (0, 1), (1,))
-        assert (slabs.terms[0].left, slabs.terms[0].right) == (0, 0)

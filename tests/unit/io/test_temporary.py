@@ -22,16 +22,6 @@ def names(path):
     return sorted(x.name for x in path.iterdir())
 
 
-def test_commit_replaces(tmp_path):
-    target = tmp_path / "x"
-    target.write_text("old")
-    with Replacement(target) as new:
-        new.path.write_text("new")
-        assert target.read_text() == "old"
-        new.commit()
-    assert (names(tmp_path), target.read_text()) == (["x"], "new")
-
-
 @pytest.mark.parametrize("directory", [False, True])
 def test_without_commit_nothing_is_left(tmp_path, directory):
     with pytest.raises(ZeroDivisionError), Replacement(tmp_path / "x", directory=directory):  # noqa: PT012
@@ -142,15 +132,6 @@ def test_names_as_long_as_they_may_be(longest, tmp_path, monkeypatch):
             new.commit()
         assert names(tmp_path) == [target.name]
         target.unlink()
-
-
-def test_names_that_look_like_patterns(tmp_path):
-    other = tmp_path / ".ab.pblasmp-0123456789abcdef.tmp"
-    other.touch()
-    with Replacement(tmp_path / "a?") as new, Replacement(tmp_path / "[a]*") as more:
-        new.commit()
-        more.commit()
-    assert names(tmp_path) == [other.name, "[a]*", "a?"]
 
 
 def test_directories_and_files_are_told_apart(tmp_path):
