@@ -6,7 +6,7 @@
  * Blocks of the diagonal are narrow: the solves beside them, in which a BLAS is slowest, are then a small part of the
  * work. If the matrix is large enough for several ranks, each solves for its part of the rows below a block of the
  * diagonal, and then updates its part of the triangle that is left. The first rank's part is smaller, since it also
- * factors the next block of the diagonal. The last columns it factors alone.
+ * factors the next block of the diagonal. The last columns it factors alone, all at once: LAPACK's own blocks are as fast.
  *
  * Each of several nodes has a copy of its own. Rows of a small matrix are so few that each node does all of it. Those of a
  * larger one are dealt out to the ranks of all nodes. All nodes have as many ranks work, so that they round alike.
@@ -108,11 +108,14 @@ static char *place(const call *c, int64_t i, int64_t j)
     return c->array.at + c->item * (c->is_lower ? i + j * c->array.ld : j + i * c->array.ld);
 }
 
-/* Factor block k of the diagonal. */
+/* Factor block k of the diagonal; all that is left, after the blocks that several ranks share. */
 static void factor(call *c, int64_t k)
 {
-    int64_t start = k * c->limits->width, width = least(c->limits->width, c->order - start);
+    int64_t start = k * c->limits->width, rest = c->order - start;
+    int64_t width = k < c->blocks_together ? least(c->limits->width, rest) : rest;
     int32_t info = 0;
+    if (rest <= 0)
+        return;
     BLAS(c, 5, POTRF)(uplo_of(c), INT(width), place(c, start, start), INT(c->array.ld), &info);
     if (info > 0) { /* libraries differ in whether NaN is a fault */
         int64_t i = start + info - 1;
@@ -155,35 +158,33 @@ static void update_diagonal(const call *c, int64_t start, int64_t width, int64_t
 /* On one node, or on each. */
 static int factor_here(call *c)
 {
-    int64_t n = c->order, width = c->limits->width, rank = c->here, count = blocks_of_rows(c);
-    int64_t *fault = fault_of(c), together = c->blocks_together;
-    if (rank == 0) {
+    int64_t n = c->order, rank = c->here, share = c->workers_here, together = c->blocks_together;
+    const limits *l = c->limits;
+    if (rank >= share)
+        return OK;
+    if (rank == 0)
         factor(c, 0);
-        if (together)
-            tell(c, 0);
-    }
-    for (int64_t k = 0; k < (rank == 0 ? count : rank < c->workers_here ? together : 0); k++) {
-        int shared = k < together;
-        if ((shared || (k == together && k)) && hear(c, 2 * k) != OK)
+    for (int64_t k = 0; k < together; k++) {
+        if (rank == 0)
+            tell(c, 2 * k);
+        if (hear(c, 2 * k) != OK)
             return BROKEN;
-        if (*fault)
-            break;
-        int64_t start = k * width, w = least(width, n - start), below = start + w, share = shared ? c->workers_here : 1;
-        int64_t rest = n - below;
-        solve(c, start, w, below + equal_part(c->limits, rest, share, rank), below + equal_part(c->limits, rest, share, rank + 1));
-        if (shared) {
-            tell(c, 2 * k + 1);
-            if (hear(c, 2 * k + 1) != OK)
-                return BROKEN;
-        }
-        int64_t i = below + triangular_part(c->limits, rest, share, rank);
-        int64_t i1 = below + triangular_part(c->limits, rest, share, rank + 1);
+        if (*fault_of(c))
+            return OK;
+        int64_t start = k * l->width, w = least(l->width, n - start), below = start + w, rest = n - below;
+        solve(c, start, w, below + equal_part(l, rest, share, rank), below + equal_part(l, rest, share, rank + 1));
+        tell(c, 2 * k + 1);
+        if (hear(c, 2 * k + 1) != OK)
+            return BROKEN;
+        int64_t i = below + triangular_part(l, rest, share, rank), i1 = below + triangular_part(l, rest, share, rank + 1);
         update_left(c, start, w, below, i, i1);
         update_diagonal(c, start, w, i, i1);
-        if (rank == 0 && k + 1 < count)
-            factor(c, k + 1);
-        if (shared)
+        if (rank)
             tell(c, 2 * k + 2);
+        else if (k + 1 == together && hear(c, 2 * together) != OK)
+            return BROKEN;
+        if (rank == 0)
+            factor(c, k + 1);
     }
     return OK;
 }
