@@ -72,7 +72,7 @@ BLAS = (
     *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri"),
     *("gels", "geqrf", "orgqr", "ormqr"),
 )
-PIVOTS = 256
+PIVOTS = 1024
 SCRATCH = (1 << 19) + (1 << 18)  # bytes
 COME = 0x5EA5  # as in call.h
 WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)

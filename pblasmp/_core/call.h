@@ -112,7 +112,7 @@ typedef struct {
 
 enum {
     SLABS = 8,                   /* at most */
-    PIVOTS = 256,                /* at most */
+    PIVOTS = 1024,               /* at most */
     PROCESSES = 64,              /* at most, if ranks are on several nodes */
     SCRATCH = 1 << 19, WORK = 1 << 18, /* bytes of the memory of this rank alone, and after them of LAPACK's workspace */
 };
@@ -210,7 +210,7 @@ struct call {
     int64_t here;         /* this rank's number among those of its node */
     /* Of routines. */
     words words;          /* for the BLAS */
-    int adjoint, is_symmetric, is_vector, together, aligned, upwards;
+    int adjoint, is_symmetric, is_vector, together, aligned, upwards, in_place;
     int terms;
     stored_product term[2];
     slabs *across[2];

@@ -2,13 +2,14 @@
 /* Small factorizations, solves, least squares, inverses and products with Q: every rank runs LAPACK on its own copy of the operands.
  *
  * The ranks meet once, as in tiny calls. All of them compute, since each needs INFO. In their next call they compare
- * checksums of their results.
+ * checksums of their results. A single rank factors larger matrices, too, and solves with them, where they are.
  */
 #include "call.h"
 
 #include <math.h>
 
-enum { BLOCK = 32 }; /* columns of getri's workspace */
+enum { BLOCK = 32 };  /* columns of getri's workspace */
+enum { IN_PLACE = 256 }; /* columns of a QR factorization: larger ones are faster in panels */
 
 static double *double_at(tile t, int64_t i, int64_t j)
 {
@@ -209,7 +210,11 @@ static int compute_by_lapack(call *c)
 {
     const view *x = &c->x, *y = &c->y;
     int two = c->b.of != NULL, in_triangle = needs(c, POTRI, TRTRI), legal = 1;
-    operand a = copy_of(c, x, c->left), b = two ? copy_of(c, y, c->right) : a;
+    operand a, b;
+    if (c->in_place)
+        b = y->here, a = x->here;
+    else
+        a = copy_of(c, x, c->left), b = two ? copy_of(c, y, c->right) : a;
     if (c->beside.of != NULL) {
         const view *p = &c->old;
         tile told = tile_of(p);
@@ -230,7 +235,7 @@ static int compute_by_lapack(call *c)
         note_checksum(c, b, y->rows.extent, y->cols.extent);
     if (c->routine == GELS) /* A's factors */
         take(c, &c->room[c->rooms - 2], x);
-    if (c->info && c->routine != GETRF)
+    if (c->in_place || (c->info && c->routine != GETRF))
         return OK;
     if (in_triangle)
         take_triangle(c, elements(c, b), &c->to, c->uplo == 'L');
@@ -249,7 +254,11 @@ int prepare_lapack(call *c)
     /* larger calls are worth a plan, in which the ranks share the work */
     REQUIRE(is_single(c) || c->alike);
     int64_t held = m * n + (two ? c->y.rows.extent * c->y.cols.extent : 0);
-    REQUIRE(m * n * (least + width) <= c->limits->lapack && held * c->item <= SCRATCH - 64 && least <= PIVOTS);
+    int may_stay = needs(c, GETRS, POTRS) || needs(c, TRTRS, GETRF) || (c->routine == GEQRF && least <= IN_PLACE);
+    c->in_place = is_single(c) && may_stay && same_elements(two ? &c->b : &c->a, &c->d) && c->x.here.by_columns &&
+                  c->to.here.by_columns && c->limits->lapack;
+    REQUIRE(c->in_place || (m * n * (least + width) <= c->limits->lapack && held * c->item <= SCRATCH - 64));
+    REQUIRE(least <= PIVOTS);
     REQUIRE(c->routine < GELS || (least + (n > width ? n : width)) * c->item <= WORK);
     REQUIRE(c->routine <= GEQRF || m >= n);
     if (!is_single(c)) {

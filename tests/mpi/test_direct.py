@@ -762,6 +762,61 @@ def test_few_results_move_instead_of_what_they_are_made_of():
     run_mpi(small_result, 2)
 
 
+def in_place(comm):
+    """A single rank factors and solves where its matrices are; around a sub-matrix nothing changes."""
+    rng, n, nrhs, lld = np.random.default_rng(14), 220, 5, 230
+    general = rng.standard_normal((n, n)) + 40 * np.eye(n)[rng.permutation(n)]
+    right = rng.standard_normal((n, nrhs))
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 1, 1)
+        desc_a, desc_b = (pblas.descinit(225, cols, 8, 8, 0, 0, ictxt, lld) for cols in (225, nrhs))
+        a, b, ipiv, tau = (
+            np.ones((lld, 225), order="F"),
+            np.ones((lld, nrhs), order="F"),
+            *map(np.zeros, (235, 225)),
+        )
+        part, given = a[3 : 3 + n, 2 : 2 + n], (a, 4, 3, desc_a)
+        solved, of_b = b[1 : 1 + n], (b, 2, 1, desc_b)
+        ipiv = ipiv.astype(np.intc)
+        spd = general @ general.T + n * np.eye(n)
+        lower = np.tril(general) + n * np.eye(n)
+        planned = inside.plans_kept(ctx)
+        for name, matrix, factor, solve, expected in (
+            (
+                "lu", general, lambda: pblas.pdgetrf(n, n, *given, ipiv),
+                lambda: pblas.pdgetrs("T", n, nrhs, *given, ipiv, *of_b), np.linalg.solve(general.T, right),
+            ),
+            (
+                "cholesky", spd, lambda: pblas.pdpotrf("U", n, *given),
+                lambda: pblas.pdpotrs("U", n, nrhs, *given, *of_b), np.linalg.solve(spd, right),
+            ),
+            (
+                "triangle", lower, lambda: 0,
+                lambda: pblas.pdtrtrs("L", "N", "N", n, nrhs, *given, *of_b), np.linalg.solve(lower, right),
+            ),
+        ):  # fmt: skip
+            part[...], solved[...] = matrix, right
+            info = factor(), solve()
+            yield name, first(any(info) and f"INFO = {info}", _far(solved, expected))
+        part[...] = general
+        pblas.pdgeqrf(n, n, *given, tau)
+        yield "qr", _far(abs(np.triu(part)), abs(np.linalg.qr(general)[1]))
+        part[5:9, 5:9] = solved[...] = part[:, 7] = 0
+        yield "singular", pblas.pdtrtrs("L", "N", "N", n, nrhs, *given, *of_b) != 6 and "INFO is not 6"
+        part[...], ipiv[5] = general, 900
+        solved[...] = right
+        with pytest.raises(pb.ArgumentError, match="pivots"):
+            pblas.pdgetrs("N", n, nrhs, *given, ipiv, *of_b)
+        yield "illegal pivots", _far(solved, right)
+        part[...] = solved[...] = 1
+        yield "around", None if (a == 1).all() and (b == 1).all() else "overwritten"
+        yield "direct", inside.plans_kept(ctx) != planned and "there were plans"
+
+
+def test_a_single_rank_factors_in_place():
+    run_mpi(in_place, 1)
+
+
 def ready(comm):
     """The first call of a context finds memory that the ranks share: to make some takes as long as many small calls."""
     with pb.Context(comm, engine="host") as ctx:
