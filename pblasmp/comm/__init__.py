@@ -7,7 +7,7 @@ from .agreement import CLOSING, Agreement, Running, break_off, closing, is_agree
 from .board import YIELDS, open_boards
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest, largest_size
-from .exchange import Cell, CellArrays, Cells, Exchange, NodeCells, Side
+from .exchange import Cell, CellArrays, Cells, Exchange, Side
 from .failures import watch
 from .locations import (
     interfaces,

@@ -40,16 +40,27 @@ class Cells(Sequence[Cell]):
 
     Args:
         coords: the process row and column of each cell.
-        ranks: see the property of that name.
+        ranks: see the property of that name; the owner of each cell, if there are ``nodes``.
+        nodes: the ranks of each node, if every rank of their owner's node can access the cells.
     """
 
-    def __init__(self, coords: Numbers, ranks: Numbers) -> None:
-        self.coords, self._ranks = coords, ranks
+    def __init__(self, coords: Numbers, ranks: Numbers, nodes: Sequence[tuple[int, ...]] = ()) -> None:
+        self.coords, self.nodes, self._given = coords, nodes, ranks
 
     @property
+    def owners(self) -> Numbers:
+        """The owner of each cell."""
+        return self._given if self.nodes else self._given[:, 0]
+
+    @cached_property
     def ranks(self) -> Numbers:
         """The ranks of each cell, its owner first; shorter rows are filled up with -1."""
-        return self._ranks
+        if not self.nodes:
+            return self._given
+        node = {rank: ranks for ranks in self.nodes for rank in ranks}
+        return filled_up(
+            [(each, *(rank for rank in node[each] if rank != each)) for each in self.owners.tolist()]
+        )
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Cells:
@@ -77,11 +88,11 @@ class Cells(Sequence[Cell]):
     @property
     def T(self) -> Cells:  # noqa: N802
         """The same cells with their coordinates exchanged."""
-        return Cells(self.coords[:, ::-1], self.ranks)
+        return Cells(self.coords[:, ::-1], self._given, self.nodes)
 
     def owned_by(self, rank: int) -> int | None:
         """Return the index of the first cell whose owner is ``rank``, None if there is none."""
-        found = np.flatnonzero(self.ranks[:, 0] == rank)
+        found = np.flatnonzero(self.owners == rank)
         return int(found[0]) if found.size else None
 
     @cached_property
@@ -105,32 +116,6 @@ class Cells(Sequence[Cell]):
 
     def __hash__(self) -> int:
         return hash(self._made)
-
-
-class NodeCells(Cells):
-    """Cells that every rank of their owner's node can access, which takes memory only when it is asked for. Local.
-
-    Args:
-        coords: as of ``Cells``.
-        owners: the owner of each cell.
-        nodes: the ranks of each node.
-    """
-
-    def __init__(self, coords: Numbers, owners: Numbers, nodes: Sequence[tuple[int, ...]]) -> None:
-        self.coords, self.owners, self.nodes = coords, owners, nodes
-
-    @cached_property
-    def ranks(self) -> Numbers:
-        """The ranks of each cell."""
-        node = {rank: ranks for ranks in self.nodes for rank in ranks}
-        return filled_up(
-            [(each, *(rank for rank in node[each] if rank != each)) for each in self.owners.tolist()]
-        )
-
-    @property
-    def T(self) -> NodeCells:  # noqa: N802
-        """The same cells with their coordinates exchanged."""
-        return NodeCells(self.coords[:, ::-1], self.owners, self.nodes)
 
 
 def filled_up(lists: Sequence[Sequence[int]]) -> Numbers:

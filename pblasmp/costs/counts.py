@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Cells, NodeCells, Side
+from ..comm import Cells, Side
 from ..comm.exchange import message_elements
 from ..engines.request import AnyProblem
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
@@ -85,11 +85,8 @@ def counts_of(
         return found
     elements, messages = _factors(moves, limit)
     here, there = src.cells.coords, dst.cells.coords
-    readable = isinstance(src.cells, NodeCells) and src.cells.nodes == nodes
-    owners, writers = (
-        x.cells.owners if isinstance(x.cells, NodeCells) else x.cells.ranks[:, 0] for x in (src, dst)
-    )
-    written = not readable and (isinstance(dst.cells, NodeCells) or bool(dst.cells.counts.max() > 1))
+    owners, writers, readable = src.cells.owners, dst.cells.owners, src.cells.nodes == nodes
+    written = not readable and (bool(dst.cells.nodes) or bool(dst.cells.counts.max() > 1))
     at_node = node[owners], node[writers]
     near, by = at_node if readable or written else (owners, writers)  # what is copied, not sent
     given, taken = _shared(elements, (here, near), (there, by))

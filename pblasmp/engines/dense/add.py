@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import Exchange, NodeCells, Side
+from ...comm import Cells, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -111,8 +111,7 @@ class SumProduct(QueuedProduct):
         """Yield the exchanges that bring op(A) to where D is."""
         transport, of, to = self._engine.transport, Side.of(self._source), Side.of(self._p.d)
         if self._shared:
-            owners = of.cells.ranks[:, 0]
-            of = replace(of, cells=NodeCells(of.cells.coords, owners, transport.nodes))
+            of = replace(of, cells=Cells(of.cells.coords, of.cells.owners, transport.nodes))
         for start, stop in self._cuts():
             here, there = (replace(side, cols=side.cols.window(start, stop)) for side in (of, to))
             source, columns = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm import CellArrays, Exchange, NodeCells, Side
+from ...comm import CellArrays, Cells, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
@@ -86,7 +86,7 @@ class SolveProduct(QueuedProduct):
         slabs = target
         if not self._in_d:
             ranks = np.arange(size)
-            cells = NodeCells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
+            cells = Cells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
             slabs = Side(Axis.whole(order), dealt, cells, source.order)
         self._dtype, self._order = p.d.dtype, source.order
         k = order if options.alpha != 0 else 0

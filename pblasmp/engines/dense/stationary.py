@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...comm import Cells, Exchange, NodeCells, Side
+from ...comm import Cells, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared_memory import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
@@ -134,9 +134,7 @@ class StationaryProduct(QueuedProduct):
             if count:
                 here = every.coords[:, 1] == part
                 coords, ranks = every.coords[here] * (1, 0), every.ranks[here]
-                cells = (
-                    NodeCells(coords, ranks[:, 0], transport.nodes) if self._shared else Cells(coords, ranks)
-                )
+                cells = Cells(coords, ranks[:, 0], transport.nodes) if self._shared else Cells(coords, ranks)
                 partial = Side(large.rows, Axis.whole(width), cells, large.order)
                 yield transport.exchange(partial, self._seen.result, self._dtype), ranks[:, 0].tolist()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import NodeCells, Side
+from ...comm import Cells, Side
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ...layout.pieces import LocalPart
@@ -181,7 +181,7 @@ class ElpaProduct(SpectralProduct):
         turned = side.T
         if len(parts) > 1:
             turned = replace(
-                turned, cells=NodeCells(turned.cells.coords, np.arange(transport.size), transport.nodes)
+                turned, cells=Cells(turned.cells.coords, np.arange(transport.size), transport.nodes)
             )
             transport.fence()
         exchange = transport.exchange(turned, side, work.dtype)

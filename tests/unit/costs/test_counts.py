@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Cell, Cells, NodeCells, Side
+from pblasmp.comm import Cell, Cells, Side
 from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
@@ -72,7 +72,7 @@ def test_by_periods_like_pair_by_pair(limit, monkeypatch):
         readable = rng.integers(3) == 0
         if readable:
             cells = Cells.of(src.cells)
-            src = Side(src.rows, src.cols, NodeCells(cells.coords, cells.ranks[:, 0], nodes), src.order)
+            src = Side(src.rows, src.cols, Cells(cells.coords, cells.ranks[:, 0], nodes), src.order)
         elif rng.integers(2):
             of = {rank: node for node in nodes for rank in node}
             cells = tuple(Cell(cell.coords, of[cell.ranks[0]]) for cell in dst.cells)
