@@ -311,17 +311,6 @@ def test_some_ranks_of_a_factorization_are_counted():
     assert len(found.traffic.shapes) <= 4
 
 
-def test_nodes_and_imbalance():
-    p = pb.MatmulProblem.gemm(300, 300, 300, "1x8", 100)  # five ranks have nothing
-    with pytest.raises(pb.ArgumentError, match="made-up is one node of 4 ranks, the layouts need 8"):
-        pb.predict(p, machine())
-    wide = machine(network={"bytes_per_second": 1e7, "seconds": 0.0})
-    found = pb.predict(p, wide, "gathered")
-    assert found.extrapolated == ("the network was not measured",)
-    assert found.traffic.imbalance == pytest.approx(8 / 3)
-    assert found.imbalance_seconds == pytest.approx((2 * 300 * 300 * 100 - 2 * 300**3 / 8) / 1e9)
-
-
 def test_every_kind_of_problem():
     square = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(2, 2))
     for name, has in ROUTINES.items():
@@ -357,13 +346,6 @@ def test_advice():
     assert two.best.prediction.traffic.nranks == 2 * one.best.prediction.traffic.nranks
     with pytest.raises(pb.ArgumentError, match="m"):
         pb.advise(0, 1, 1, 1, cluster)
-
-
-def test_many_nodes():
-    advice = pb.advise(200000, 200000, 200000, 1024, "dgx-h100")
-    assert len({each.problem.d.grid for each in advice.choices}) == 11
-    assert advice.best.prediction.fits
-    assert advice.best.problem.d.grid.shape in ((32, 32), (16, 64), (64, 16))
 
 
 def test_moving_first():

@@ -102,14 +102,6 @@ def test_schemes_have_the_defaults_of_their_constructors(write, scheme, make):
     )
 
 
-def test_scalars(write):
-    real = files.load_problem_file(write(SHORT + "alpha = 2.5\nbeta = [0, 0]"))
-    assert (real.alpha, type(real.alpha), real.beta, type(real.beta)) == (2.5, float, 0, float)
-    text = SHORT + 'dtype = "complex128"\nalpha = [1, -2]\nbeta = 3\n[c]'
-    found = files.load_problem_file(write(textwrap.dedent(text)))
-    assert (found.alpha, found.beta) == (1 - 2j, 3)
-
-
 def test_shipped_files_are_found_by_name(write, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert files.load_problem_file("grid-2x2") == files.load_problem_file(

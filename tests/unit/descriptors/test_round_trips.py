@@ -217,39 +217,9 @@ def test_products_of_8_bits():
     assert pb.MatmulProblem.from_dict(short) == p
 
 
-def test_ways_to_say_a_block():
-    data = {"m": 10, "n": 11, "k": 12, "grid": "2x2"}
-    for block in (3, [3, 4], [3, 4, 5]):
-        expected = pb.MatmulProblem.gemm(10, 11, 12, "2x2", block)
-        assert pb.MatmulProblem.from_dict({**data, "block": block}) == expected
-
-
 @pytest.mark.parametrize("path", files.find("grids"), ids=lambda path: path.stem)
 def test_the_grids_of_the_directory_are_what_their_names_say(path):
     assert files.load_grid(path) == pb.layout.as_grid(path.stem)
-
-
-def test_a_table_shared_by_all_matrices_of_a_routine():
-    text = """
-        title = "Solve L X = B"
-        routine = "trsm"
-        grid = [2, 2]
-        block = 2
-        dtype = "complex64"
-        [a]
-        shape = [8, 8]
-        [b]
-        shape = [8, 3]
-        order = "F"
-        [d]
-        shape = [10, 10]
-        window = [[2, 10], [0, 3]]
-        """
-    a, b = pb.MatrixDescriptor((8, 8), 2, "2x2", dtype="complex64"), pb.MatrixDescriptor((10, 10), 2, "2x2")
-    x = pb.MatrixDescriptor((8, 3), 2, "2x2", dtype="complex64", order="F")
-    expected = pb.Level3Problem("trsm", a, replace(b, dtype=a.dtype)[2:10, 0:3], x)
-    assert pb.load_problem(io.StringIO(text)) == expected
-    assert files.check(io.StringIO(text)) == expected.faults() == []
 
 
 def test_standard_input(monkeypatch):
@@ -311,30 +281,6 @@ def test_tables_with_faults(kind, data, faults):
     found = str(error.value).split("\n  - ")
     assert len(found) == len(faults)
     assert all(fault in said for fault, said in zip(faults, found, strict=True)), found
-
-
-def nested(depth):
-    value = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-HUGE = {"digits": 10**5000, "negative": -(10**5000), "deep": nested(5000), "overflowing": [10**400, 0]}
-
-
-@pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
-def test_any_value_of_any_key_is_a_layout_error(value):
-    for kind, base, keys in (
-        (pb.MatmulProblem, BASE, VALIDATORS["problem"].schema["properties"]),
-        (pb.Level3Problem, ROUTINE, VALIDATORS["routine"].schema["properties"]),
-        (pb.MatrixDescriptor, {}, VALIDATORS["problem"].schema["$defs"]["OperandTable"]["properties"]),
-    ):
-        for key in (*keys, "x"):
-            for data in ({**base, key: value}, {**base, key: {"shape": value}}, {**base, "a": {key: value}}):
-                with pytest.raises(pb.LayoutError) as error:
-                    kind.from_dict(data)
-                assert len(str(error.value)) < 5000
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,23 +192,6 @@ def inside(corners, x, y):
 
 def test_empty_matrices():
     assert "(empty)" in texts(pb.draw(pb.MatrixDescriptor((0, 5), 2, "2x2")))
-
-
-def test_what_can_be_drawn(tmp_path):
-    problem = pb.load_problem("grid-2x2")
-    expected = pb.draw(problem)
-    assert pb.draw(SimpleNamespace(problem=problem)) == expected
-    assert pb.draw(SimpleNamespace(descriptor=problem.a)) == pb.draw(problem.a)
-    said = texts(pb.draw(pb.Grid(2, 3, "col")))
-    assert said == [
-        "2x3 processes in col order",
-        *("rank 0", "rank 2", "rank 4", "rank 1", "rank 3", "rank 5"),
-    ]
-    for other in (3, "2x2", None, SimpleNamespace()):
-        with pytest.raises(
-            pb.ArgumentError, match="draw: expected a grid, descriptor, problem, matrix or plan, got"
-        ):
-            pb.draw(other)
 
 
 def test_a_matrix_can_be_drawn():

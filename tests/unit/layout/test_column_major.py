@@ -95,17 +95,3 @@ def test_every_mix_of_orders(layout, ops, dtype):
         for ld in (None, 25):
             p = problem(layout, op_a, op_b, orders, dtype, ld)
             assert np.array_equal(multiply(p, a, b, c), expected), (orders, ld)
-
-
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
-@pytest.mark.parametrize("orders", ["FFF-", "CCCC", "CFFC", "FCCF"])
-def test_the_transposed_problem_is_the_same_product(op_a, op_b, orders):
-    for layout in LAYOUTS:
-        p = problem(layout, op_a, op_b, orders, "complex128")
-        assert p == p.T.T
-        assert (p.T.m, p.T.n, p.T.k, p.T.scheme, p.T.flops) == (p.n, p.m, p.k, p.scheme, p.flops)
-        assert p.faults() == p.T.faults() == []
-        a, b = (values(x.shape, "complex128", seed) for x, seed in ((p.a, 1), (p.b, 2)))
-        c = values((M, N), "complex128", 3)
-        expected = 2 * apply(op_a, a) @ apply(op_b, b) + (0 if p.c is None else 3 * c)
-        assert np.array_equal(multiply(p.T, b.T, a.T, c.T), expected.T)

@@ -160,14 +160,6 @@ def test_same_places(data):
     assert not one.same_places(cut)
 
 
-def test_the_same_places_whatever_the_rank_order_of_one_process_row():
-    one = MatrixDescriptor((9, 9), (2, 2), Grid(1, 3, "row"))
-    assert one.same_places(replace(one, grid=Grid(1, 3, "col")))
-    assert not one.same_places(replace(one, grid=Grid(3, 1, "col")))
-    two = replace(one, grid=Grid(2, 2, "row"))
-    assert not two.same_places(replace(one, grid=Grid(2, 2, "col")))
-
-
 def test_a_huge_matrix_answers_at_once():
     """Sizes, owners and single indices take constant memory, and so constant time."""
     n = 10**9

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
 from pblasmp.layout.intersection import (
     Piece,
@@ -168,20 +165,6 @@ def test_a_contiguous_piece_is_its_own_message(two, order):
             assert np.array_equal(to[other], there[other])
 
 
-@pytest.mark.parametrize("blocks", [2, 3])
-def test_runs_with_gaps_are_not_contiguous(blocks):
-    """One process gets every second block of another one: there they are apart, here they are side by side."""
-    n = 4 * blocks
-    rows, cols = intersect(Axis(n, n), 0, Axis(n, 2, 0, 2), 0), intersect(Axis(3, 3), 0, Axis(3, 3), 0)
-    whole, half = np.zeros((n, 3)), np.zeros((n // 2, 3))
-    for piece, order, there, here in (
-        (Piece(rows, cols), "C", whole, half),
-        (Piece(cols, rows), "F", whole.T, half.T),
-    ):
-        assert piece.region(there, order, source=True) is None
-        assert piece.region(here, order, source=False) is not None
-
-
 @pytest.mark.parametrize("shape", [(300, 270), (128, 129), (1, 500), (5, 1000)])
 @pytest.mark.parametrize("block", [(1000, 1000), (130, 140), (128, 7), (8, 8), (1, 1)])
 def test_transposing_copies_go_tile_by_tile(shape, block):
@@ -195,28 +178,6 @@ def test_transposing_copies_go_tile_by_tile(shape, block):
     for _, rank, piece in pieces(dst, src):
         copy(views(back, src)[rank], views(to, dst)[0], piece)
     assert np.array_equal(read(back, src), numbered(src))
-
-
-conversions = [
-    (src, dst)
-    for src in DTYPES.values()
-    for dst in DTYPES.values()
-    if not (src.kind == "c" and dst.kind != "c")  # that would lose the imaginary part
-]
-
-
-@pytest.mark.parametrize(("src", "dst"), conversions, ids=lambda dtype: dtype.name)
-def test_types_are_converted_and_conjugated(src, dst, subtests):
-    for order, options in itertools.product("CF", [{}, {"conjugate": False}, {"conjugate": True}]):
-        with subtests.test(order=order, options=options):
-            values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
-            of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
-            axis = Axis(3, 2), Axis(4, 3)
-            copy(
-                to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options
-            )
-            assert to.dtype == dst
-            assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))
 
 
 @pytest.mark.parametrize("seed", range(4))

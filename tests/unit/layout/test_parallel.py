@@ -30,22 +30,6 @@ MAKERS = {
 }
 
 
-def test_what_a_product_says_of_itself():
-    assert (AG.size, AG.gathers, AG.sums) == (2, True, False)
-    assert [(p.gathers, p.sums) for p in (RS, AR, OUT)] == [(False, True), (False, True), (False, False)]
-    assert AG.slices("tokens") == [slice(0, 2), slice(2, 4)]
-    assert parallel("matmul_allgather", (4, 4), (5, 5), (3, 1)).slices("outputs") == [
-        slice(0, 3),
-        slice(3, 4),
-    ]
-    assert str(AG) == "float32 allgather_matmul of 4 x 6 x 5 on 2 ranks"
-    assert str(AR) == "float32 matmul_allreduce of 4 x 6 x 10 on 2 ranks"
-    assert (AG.flops, RS.flops, OUT.flops) == (2 * 4 * 6 * 5, 2 * 4 * 6 * 10, 2 * 4 * 6 * 5)
-    assert replace(AG, dtype=DTYPES["complex64"]).flops == 4 * AG.flops
-    eight = replace(AG, dtype=E4, w_dtype=E4)
-    assert str(eight).startswith("float8_e4m3fn by float8_e4m3fn to float32 allgather_matmul")
-
-
 # -- of matrix products
 
 
@@ -85,16 +69,6 @@ def test_matrix_products_that_have_no_such_form():
 
 
 @pytest.mark.parametrize(
-    ("p", "scheme"), [(AG, "allgather_matmul"), (RS, "matmul_reduce_scatter"), (AR, "matmul_allreduce")]
-)
-def test_as_a_scheme_and_back(p, scheme):
-    found = p.as_scheme()
-    assert found.scheme == scheme
-    assert found.faults() == []
-    assert ParallelProblem.of_matmul(found) == p
-
-
-@pytest.mark.parametrize(
     ("p", "words"),
     [
         (OUT, "it has no scheme: every rank computes columns of the result"),
@@ -114,13 +88,6 @@ def test_as_a_scheme_and_back(p, scheme):
 )  # fmt: skip
 def test_what_no_scheme_has(p, words):
     assert words in p.as_scheme()
-
-
-def test_tokens_are_split_between_the_first_indices():
-    p = parallel("allgather_matmul", (6, 3), (4, 4), (3, 3), inner=3)
-    found = p.as_gemm()
-    assert [found.a.local_shape(rank) for rank in range(2)] == [(6, 4), (3, 4)]
-    assert "tokens are [4, 5] on the ranks, expected [5, 4]" in replace(p, tokens=(4, 5), inner=1).as_gemm()
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,6 @@ from pblasmp.layout import Grid, MatmulProblem
 GRID = Grid(2, 3)
 
 
-@pytest.mark.parametrize(
-    ("block", "a", "b", "d"),
-    [
-        (7, (7, 7), (7, 7), (7, 7)),
-        (np.int64(7), (7, 7), (7, 7), (7, 7)),
-        ((4, 5), (4, 5), (5, 5), (4, 5)),
-        ([4, 5, 6], (4, 6), (6, 5), (4, 5)),
-    ],
-)
-def test_blocks_of_gemm(block, a, b, d):
-    p = MatmulProblem.gemm(40, 30, 20, GRID, block)
-    assert (p.a.block, p.b.block, p.d.block) == (a, b, d)
-
-
 def test_flops():
     assert MatmulProblem.gemm(40, 30, 20, GRID, 4, op_a="T").flops == 2 * 40 * 30 * 20
     assert MatmulProblem.gemm(40, 30, 20, GRID, 4, dtype="complex64").flops == 8 * 40 * 30 * 20

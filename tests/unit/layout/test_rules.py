@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
-from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from pblasmp.layout import Grid, MatmulProblem
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import draws
 
@@ -68,26 +68,6 @@ def mended(p):
     for fault in p.faults():
         p = follow(p, fault)
     return p
-
-
-@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
-def test_what_the_rules_leave_free(op_a, op_b):
-    p = gemm(op_a, op_b)
-    free = [
-        change(p, "a", source=(1, 2)),
-        change(p, "b", source=(0, 1)),
-        change(p, "a", grid=GRID.T),
-        change(p, "b", grid=GRID.T),
-        change(p, "a", order="F"),
-        change(p, "d", order="F"),
-        change(p, "c", order="F"),
-        change(p, "a", ld=100),
-        replace(p, c=replace(p.c, source=(1, 1)), d=replace(p.d, source=(1, 1))),
-        replace(p, a=replace(p.a, dtype="float16"), b=replace(p.b, dtype="float16"), d=p.d.T.T, c=None),
-    ]
-    free[-1] = change(free[-1], "d", dtype="float32")
-    for q in free:
-        assert q.faults() == []
 
 
 @pytest.mark.parametrize("grid", [Grid(1, 4, "col"), Grid(4, 1, "row")])
@@ -283,26 +263,6 @@ def test_each_rule_of_a_scheme(scheme, order, name):
         assert mended(p) == legal
     with pytest.raises(LayoutError, match=r"^this product has 3 faults: .*\n  - "):
         change(legal, name, block=(3, 7), source=(1, 1), grid=Grid(2, 2)).validate()
-
-
-def test_a_scheme_whose_extents_do_not_divide():
-    d = MatrixDescriptor((10, 8), (3, 2), Grid(4, 1, "col"), dtype="float32", order="F")
-    b = MatrixDescriptor((5, 8), (5, 2), Grid(1, 4), dtype="float32", order="F")
-    a = MatrixDescriptor((5, 10), (5, 3), Grid(1, 4), dtype="float32", order="F")
-    p = MatmulProblem(a, b, d, "T", "N", scheme=AG)
-    assert p.faults() == ["scheme 'allgather_matmul': m = 10 must be divisible by 4 ranks (nearest: 8 or 12)"]
-    (fault,) = p.T.faults()
-    assert fault == "scheme 'allgather_matmul': n = 10 must be divisible by 4 ranks (nearest: 8 or 12)"
-
-
-def test_a_scheme_that_lacks_the_product():
-    p = replace(one_dimensional(AR, "F"), scheme="gemm")
-    a = p.a.T  # NN, stored in C order: column-major it is TN still
-    assert replace(p, a=a, op_a="N", scheme=AR).faults() == []
-    a = replace(a, order="F")
-    assert replace(p, a=a, op_a="N", scheme=AR).faults() == [
-        "scheme 'matmul_allreduce': GEMM + AllReduce exists for TN in column-major terms, got NN"
-    ]
 
 
 def mutations(names, size):

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
-
 import pytest
 
 from pblasmp.errors import ArgumentError, LayoutError
@@ -79,22 +76,6 @@ def test_the_table_in_c_order(scheme, ops, subtests):
             for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
                 assert_is(x, row_of_table(scheme, operand, op, n, m, k, nranks), "C")
             p.validate()
-
-
-@pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_operands_may_be_in_the_other_memory_order(scheme, ops, order):
-    """The transpose of the same memory with the other op is the same operand."""
-    ops = ops if order == "F" else ops[::-1]
-    p = MAKERS[scheme](8, 12, 20, 4, *ops, order=order, dtype="float32")
-    other = {"N": "T", "T": "N"}
-    for flips in itertools.product([False, True], repeat=2):
-        a, op_a = (p.a.T, other[p.op_a]) if flips[0] else (p.a, p.op_a)
-        b, op_b = (p.b.T, other[p.op_b]) if flips[1] else (p.b, p.op_b)
-        q = replace(p, a=a, b=b, op_a=op_a, op_b=op_b)
-        assert q.faults() == []
-        before, after = p.column_major(), q.column_major()
-        assert after == before, flips
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
