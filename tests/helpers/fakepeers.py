@@ -397,6 +397,10 @@ class FakePeer:
         )  # fmt: skip
 
     def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
+        if (
+            blocks > self.multiprocessors
+        ):  # each takes one, and waits for what others send: all must be there at once
+            raise Fault(f"one_kernel: {blocks} blocks on {self.multiprocessors} multiprocessors")
         self._calls += 1
         Call(self, kernel, job, self._calls).queue()
 

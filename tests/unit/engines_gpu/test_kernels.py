@@ -21,6 +21,7 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 from tests.helpers import fakelapack
 from tests.helpers.fakelapack import MEETING, signature
+from tests.helpers.fakepeers import Fault, Peers
 
 ALL = DTYPES | FLOAT8
 
@@ -433,3 +434,9 @@ def test_simulated_blocks_that_meet_are_all_there_at_once(threads, room, most):
         fakelapack.launch_cooperative_kernel(function, blocks, 1, 1, threads, 1, 1, room, 0, 0)
     with pytest.raises(RuntimeError, match="LAUNCH_TOO_LARGE"):
         fakelapack.launch_cooperative_kernel(function, most + 1, 1, 1, threads, 1, 1, room, 0, 0)
+
+
+def test_simulated_blocks_that_wait_for_other_gpus_have_a_multiprocessor_each():
+    gpu = Peers(2).gpus[0]
+    with pytest.raises(Fault, match="3 blocks on 2 multiprocessors"):
+        gpu.one_kernel(None, None, gpu.multiprocessors + 1)
