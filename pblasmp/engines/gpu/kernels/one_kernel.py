@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -291,7 +291,8 @@ class OneKernel:
         self._lay_out(types.x, ranks, tiles)
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        text, target = source(form, types, ranks, tiles), "" if tiles.mma else "sm_90a"
+        text = source(form, types, ranks, replace(tiles, row_blocks=1, col_blocks=1))  # the same for any sizes
+        target = "" if tiles.mma else "sm_90a"
         self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks, target)
 
     def _lay_out(self, x: np.dtype, ranks: int, tiles: Tiling) -> None:
