@@ -125,8 +125,9 @@ class ParallelProblem(Problem):
     def sizes(self) -> tuple[int, int, int]:
         """Tokens, outputs and inputs of all ranks together."""
         tokens = sum(self.tokens) if self.gathers else self.tokens[0]
-        outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        return tokens, outputs, sum(self.inputs) if self.sums else self.inputs[0]
+        if self.sums:
+            return tokens, self.outputs[0], sum(self.inputs)
+        return tokens, sum(self.outputs), self.inputs[0]
 
     def slices(self, name: Literal["tokens", "outputs", "rows"]) -> list[slice]:
         """Return where each rank's part of "tokens", "outputs" or "rows" is in the whole. Local; 0-based."""

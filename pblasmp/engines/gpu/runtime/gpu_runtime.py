@@ -77,10 +77,12 @@ class Turns:
     def take(self, member: Member, stream: Any) -> None:
         """Let what a context queues next on a stream wait for all others, and them for it. Local."""
         self.taken += 1
+        self._last = member
+        if self._alone:
+            return
         for other in self._members:
             if other is not member:
                 member.let_wait(stream, other.stream)
-        self._last = member
         self._behind.clear()
 
 
