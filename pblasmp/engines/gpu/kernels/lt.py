@@ -566,7 +566,7 @@ def _attribute(lt: Any, kind: str, name: str) -> tuple[int, np.dtype]:
 def _suits_cublas(x: View, w: View, d: View, op_x: Op, op_w: Op) -> bool:
     """Return whether cuBLAS computes a product as fast as cuBLASLt. Local.
 
-    cuBLASLt takes 0.4 ms of the host to find how it computes one of new sizes, cuBLAS 0.02.
+    To find how they compute one of new sizes takes cuBLASLt 0.37 ms of the host, cuBLAS 0.25.
     """
     m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
     inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
