@@ -291,7 +291,9 @@ class OneKernel:
         self._lay_out(types.x, ranks, tiles)
         status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        text = source(form, types, ranks, replace(tiles, row_blocks=1, col_blocks=1))  # the same for any sizes
+        text = source(
+            form, types, ranks, replace(tiles, row_blocks=1, col_blocks=1)
+        )  # the same for any sizes
         target = "" if tiles.mma else "sm_90a"
         self._function, self._kernel = _loaded(int(device), text, tiles.shared_bytes, ranks, target)
 
