@@ -115,6 +115,7 @@ def loaded(
     played = dict(_PLAYED)
     if "MOST" in macros:
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
+        played["swap"] = partial(_swap, int(macros["MOST"]))
     if "COLUMNS" in macros:
         played["step"] = partial(_step, int(macros["COLUMNS"]))
     if "POLLS" in macros:
@@ -291,8 +292,11 @@ def _exchange(kind: Any, a: int, ld: int, cols: int, pivots: int, count: int, fi
     _carry(kind, a, ld, cols, np.array(_moves(pivots, count, first, back)))
 
 
-def _swap(kind: Any, a: int, ld: int, cols: int, pairs: int, count: int) -> None:
-    _carry(kind, a, ld, cols, vector(pairs, 2 * count, "i4").reshape(-1, 2))
+def _swap(most: int, kind: Any, a: int, ld: int, cols: int, pairs: int, count: int, back: int) -> None:
+    starts = range(0, count, most)
+    for start in reversed(starts) if back else starts:
+        some = vector(pairs + 16 * start, 4 * min(most, count - start), "i4").reshape(-1, 2)
+        _carry(kind, a + start * kind.itemsize, ld, cols, some)
 
 
 def _carry(kind: Any, a: int, ld: int, cols: int, pairs: np.ndarray) -> None:
@@ -397,7 +401,6 @@ _PLAYED = {
     "look": _look,
     "judge": _judge,
     "qr": _qr,
-    "swap": _swap,
     "exchange": _exchange,
 }
 

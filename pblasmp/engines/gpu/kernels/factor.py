@@ -287,25 +287,28 @@ class FactorKernels(CompiledKernels):
         """
         if not a.size:
             return
-        starts, total = range(0, len(pivots), _MOST), len(pivots)
-        if total > _FEW:
-            pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
-            kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
-            arguments = _at(pivots), total, first, back, _at(pairs)
-            kernel(stream, (len(starts), -(-min(total, _MOST) // _FEW)), _FEW, arguments)
-        for start in reversed(starts) if back else starts:
-            some = pivots[start : start + _MOST]
-            count, cols = len(some), a.shape[1]
-            place = _at(a[start:]), _ld(a), cols
-            grid = min(-(-cols // _COLUMNS), 8 * self._most()[1]), 1
-            threads, dtype = min(_THREADS, -(-2 * count // 32) * 32), np.dtype(a.dtype)
-            macros = {"COLUMNS": _COLUMNS, "FEW": _FEW}
-            if count <= _FEW:
-                kernel = self._of("exchange", cuda("swap.cu"), "QqqQiii", dtype, **macros)
-                kernel(stream, grid, threads, (*place, _at(some), count, first + start, back))
-                continue
-            kernel = self._of("swap", cuda("swap.cu"), "QqqQi", dtype, **macros)
-            kernel(stream, grid, threads, (*place, _at(pairs[4 * start :]), 2 * count))
+        total, cols, dtype = len(pivots), a.shape[1], np.dtype(a.dtype)
+        place, some = (_at(a), _ld(a), cols), min(total, _MOST)
+        together = _COLUMNS if total <= _MOST else _COLUMNS // 2
+        grid = min(-(-cols // together), (8 if total <= _MOST else 1) * self._most()[1]), 1
+        threads, macros = (
+            min(_THREADS, -(-2 * some // 32) * 32),
+            {"COLUMNS": together, "FEW": _FEW, "MOST": _MOST},
+        )
+        if total <= _FEW:
+            kernel = self._of("exchange", cuda("swap.cu"), "QqqQiii", dtype, **macros)
+            kernel(stream, grid, threads, (*place, _at(pivots), total, first, back))
+            return
+        pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
+        kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
+        kernel(
+            stream,
+            (-(-total // _MOST), -(-some // _FEW)),
+            _FEW,
+            (_at(pivots), total, first, back, _at(pairs)),
+        )
+        kernel = self._of("swap", cuda("swap.cu"), "QqqQii", dtype, **macros)
+        kernel(stream, grid, threads, (*place, _at(pairs), total, back))
 
     def _most(self) -> tuple[int, int]:
         """Return how many bytes of shared memory a block can have, and how many blocks run at the same time."""
