@@ -35,6 +35,7 @@ _SUBSTITUTING = 64 << 10  # bytes of the triangle that it holds in shared memory
 _BEHIND = 96  # elements behind those, which it may read
 _COLUMNS_TOGETHER = 8  # which a block of threads solves for
 _SUMS = 8  # of a row, one for each column, that a thread has
+_SUMMING = 256  # threads with such sums
 _JOINED = 8  # columns of an inverse that a block of threads makes of two
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 
@@ -186,9 +187,9 @@ class FactorKernels(CompiledKernels):
         kernel = self._of("part", cuda("part.cu"), "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
         numbers = [number for each in scalars for number in (complex(each).real, complex(each).imag)]
         places = [number for each in matrices for number in each]
-        a_block = each * (_WARP if by_columns else _THREADS // _WARP)
+        a_block = each * (_WARP if by_columns else _SUMMING // _WARP)
         arguments = *places, *map(_at, runs), rows, columns, *numbers
-        kernel(stream, (-(-rows // a_block), -(-columns // _SUMS)), _THREADS, arguments)
+        kernel(stream, (-(-rows // a_block), -(-columns // _SUMS)), _SUMMING, arguments)
 
     def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
         """Queue one panel's step of a triangular solve for few right-hand sides. Local.

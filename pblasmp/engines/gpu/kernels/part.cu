@@ -17,56 +17,59 @@ __device__ __forceinline__ void finish(
   if (adds) take(sum, negative(beta), c[c_at]);
   target[at] = sum;
 }
-extern "C" __global__ void __launch_bounds__(512) part(
+extern "C" __global__ void __launch_bounds__(256) part(
     const T* left, i64 down, i64 along, const T* right, i64 right_down, i64 right_across, T* target, i64 target_down,
     i64 target_across, const T* c, i64 c_down, i64 c_across, const int* begin, const int* end, const int* own, int rows,
     int columns, double alpha_re, double alpha_im, double beta_re, double beta_im) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = 8;
   const T alpha = number(alpha_re, alpha_im), beta = number(beta_re, beta_im);
   const bool adds = c;
   const int before = blockIdx.y * COLUMNS;  // columns of other blocks
   right += before * right_across; target += before * target_across; c += before * c_across; columns -= before;
   // the rows of a thread are so many apart; a warp takes so many elements of a row at a time
-  const int apart = BY_COLUMNS ? 32 : 1, step = BY_COLUMNS ? warps : 32, first = BY_COLUMNS ? warp : lane;
+  constexpr int apart = BY_COLUMNS ? 32 : 1, AHEAD = 8 / ROWS;  // elements of each row that are under way at a time
+  constexpr int step = BY_COLUMNS ? 8 : 32, chunk = AHEAD * step;
+  const int first = BY_COLUMNS ? warp : lane;
   const int top = BY_COLUMNS ? blockIdx.x * 32 * ROWS + lane : (blockIdx.x * warps + warp) * ROWS;
-  int from[ROWS], to[ROWS], special[ROWS], low = 0x7fffffff, high = 0;
+  __shared__ int low, high;
+  __shared__ T factors[2][COLUMNS][chunk];  // of the right matrix
+  if (threadIdx.x == 0) { low = 0x7fffffff; high = 0; }
+  __syncthreads();
+  int from[ROWS], to[ROWS], special[ROWS];
   for (int i = 0; i < ROWS; ++i) {
     const int r = top + i * apart;
     from[i] = r < rows ? begin[r] : 0;
     to[i] = r < rows ? end[r] : 0;
     special[i] = r < rows ? own[r] : -1;
-    if (from[i] < to[i]) { low = min(low, from[i]); high = max(high, to[i]); }
+    if (from[i] < to[i]) { atomicMin(&low, from[i]); atomicMax(&high, to[i]); }
   }
-  if (BY_COLUMNS)
-    for (int k = 16; k; k >>= 1) {
-      low = min(low, __shfl_xor_sync(~0u, low, k));
-      high = max(high, __shfl_xor_sync(~0u, high, k));
-    }
-  constexpr int AHEAD = 8 / ROWS;  // elements of each row that are under way at a time
+  __syncthreads();
   T sum[ROWS][COLUMNS] = {};
-  for (int k = low / step * step + first; k < high; k += AHEAD * step) {
+  int turn = 0;
+  for (int k = low / 32 * 32; k < high; k += chunk, turn ^= 1) {
     T e[ROWS][AHEAD];
     #pragma unroll
     for (int i = 0; i < ROWS; ++i)
       #pragma unroll
       for (int u = 0; u < AHEAD; ++u) {
-        const int at = k + u * step;
+        const int at = k + first + u * step;
         e[i][u] = T{};
         if (at >= from[i] && at < to[i])
           e[i][u] = value(left + (top + i * apart) * down + at * along, at == special[i]);
       }
+    for (int x = threadIdx.x; x < chunk * COLUMNS; x += 32 * warps) {
+      const int at = k + x % chunk, j = x / chunk;
+      if (at < high && j < columns) factors[turn][j][x % chunk] = right[at * right_down + j * right_across];
+    }
+    __syncthreads();
     #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
-      const int at = k + u * step;
-      if (at < low || at >= high) continue;
+      const int at = k + first + u * step;
       #pragma unroll
-      for (int j = 0; j < COLUMNS; ++j) {
-        if (j >= columns) continue;
-        const T factor = right[at * right_down + j * right_across];
-        #pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-          if (at >= from[i] && at < to[i]) take(sum[i][j], e[i][u], factor);
-      }
+      for (int i = 0; i < ROWS; ++i)
+        if (at >= from[i] && at < to[i])
+          #pragma unroll
+          for (int j = 0; j < COLUMNS; ++j) take(sum[i][j], e[i][u], factors[turn][j][first + u * step]);
     }
   }
   #pragma unroll
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(512) part(
     #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) {
 #if BY_COLUMNS
-      __shared__ T parts[16][32];
+      __shared__ T parts[8][32];
       parts[warp][lane] = sum[i][j];
       __syncthreads();
       T all = parts[0][lane];
