@@ -117,7 +117,7 @@ def test_large_cholesky(ctx, n, dtype):
         a, b = matrix(ctx, rng, only(uplo, whole)), matrix(ctx, rng, right)
         with ExitStack() as stack:
             if uplo == "U":  # as if it were large
-                stack.enter_context(mock.patch.object(ctx.engine.operations, "inverts", (2, 1)))
+                stack.enter_context(mock.patch.object(ctx.engine.operations, "inverts", (2, 2, 1)))
                 stack.enter_context(mock.patch.object(factor_panels, "SLAB", 300))
             x = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L").allgather())
             factor = pb.linalg.cholesky(a, lower=uplo == "L", out=pick(rng, (None, a))).allgather()
@@ -193,7 +193,7 @@ def test_triangles(ctx, dtype):
             x = exact(random(rng, (n, columns), dtype)) / 8
             right = (exact(lower) @ x).astype(dtype)
             found = cupy.asarray(right, order=pick(rng, "CF") if size else "F")
-            with mock.patch.object(operations, "inverts", (2, 1)):
+            with mock.patch.object(operations, "inverts", (2, 2, 1)):
                 operations.trsm(1, a, found, lower=True, unit=size is None)
             y = exact(cupy.asnumpy(found))
             scale = np.abs(exact(lower)) @ np.abs(y) + np.abs(exact(right))

@@ -20,7 +20,7 @@ from ...layout import Level3Problem
 from ...layout.axis import Axis
 from ..arrays import same_memory
 from ..composite import QueuedProduct
-from ..local.slab_terms import triangle_of
+from ..local.slab_terms import THIN, triangle_of
 from ..method import type_refusal
 from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
 from ..protocol import Engine, Method, Transfer
@@ -91,6 +91,8 @@ class SolveProduct(QueuedProduct):
         self._dtype, self._order = p.d.dtype, source.order
         k = order if options.alpha != 0 else 0
         width, lead = engine.operations.solved
+        if engine.traits.queues and THIN * source.cols.extent <= order:  # large messages take less time
+            width, lead = 4 * width, 2 * lead
         self._panels = Panels(
             engine, way, [self._a], k, backwards=not self._lower, width=width, lead=lead, ahead=True
         )

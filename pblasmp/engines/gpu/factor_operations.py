@@ -35,9 +35,7 @@ _AS_IT_IS: tuple[Op, Op] = ("N", "N")
 _ADJOINT: tuple[Op, Op] = ("N", "C")
 
 _LEAST, _MANY = 256, 1 << 21  # of fewer equations, if unknowns are so many: at least so many equations
-FEW_COLUMNS = (
-    16  # with which a part of a matrix is multiplied by a kernel, which reads it once for eight of them
-)
+FEW_COLUMNS = 4  # by which a kernel multiplies a part of a matrix; for more cuBLAS does, in bands of rows
 _FEW_UNKNOWNS = 1024  # columns for which a kernel substitutes faster than cuBLAS: two for each warp
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
 
@@ -52,7 +50,7 @@ class GpuFactorOperations(GpuOperations):
         factor_width: columns of a panel; 0: by the order of the matrix.
         kernels: what is compiled for them.
         inverts: equations and right-hand sides from which on ``trsm`` takes inverses of blocks; with a diagonal of
-            ones, twice as many equations.
+            ones, twice as many equations, and the last number of right-hand sides.
     """
 
     workers = 1 << 30
@@ -66,7 +64,7 @@ class GpuFactorOperations(GpuOperations):
     shared_width = 1024
     gemqrt: Any = None
     factor_width = 0
-    inverts = 1024, 128
+    inverts = 1024, 2, 128
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -162,9 +160,9 @@ class GpuFactorOperations(GpuOperations):
 
     def _halves_win(self, n: int, columns: int, *, unit: bool) -> bool:
         """Return whether products and inverses take less time than cuBLAS's ``trsm``, as on an H200. Local."""
-        order, least = self.inverts
+        order, *least = self.inverts
         if n >= order * (1 + unit):  # L of LU often has large conditions: then refinement takes as long again
-            return columns >= least
+            return columns >= least[unit]
         return not unit and n >= _LEAST and n * columns >= _MANY
 
     def apply(

@@ -126,7 +126,7 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
     with (
         mock.patch.object(spread, "_FEW", 4 * (width % 2)),
         mock.patch.object(factor, "_LEAF", 2 * width),
-        mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1)),
+        mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1, 1)),
         mock.patch.object(factor_panels, "SLAB", 2 * width),
     ):
         yield
@@ -286,8 +286,9 @@ def test_most_of_a_solve_is_in_large_products(lib: Any, ctx: Any) -> None:
 
 @pytest.mark.parametrize(
     ("n", "columns", "unit", "by_products"),
-    [(1024, 128, False, True), (1023, 128, False, False), (1024, 127, False, False), (1024, 4096, True, False),
-     (2048, 128, True, True), (256, 8192, False, True), (256, 8191, False, False), (255, 1 << 20, False, False)],
+    [(1024, 2, False, True), (1023, 128, False, False), (1024, 1, False, False), (1024, 4096, True, False),
+     (2048, 128, True, True), (2048, 127, True, False), (256, 8192, False, True), (256, 8191, False, False),
+     (255, 1 << 20, False, False)],
 )  # fmt: skip
 def test_which_solves_are_products(ctx: Any, n: int, columns: int, unit: bool, by_products: bool) -> None:
     a, x = (np.broadcast_to(1.0, shape) for shape in ((n, n), (n, columns)))
@@ -527,7 +528,7 @@ def test_what_a_block_of_threads_needs_fits_every_gpu(
         with pb.Context(engine="cublasmp") as ctx:
             operations, rng, n = ctx.engine.operations, np.random.default_rng(8), 150
             assert operations.kernels.leaf(np.dtype(dtype)) == leaves[number]
-            operations.inverts = n, 1
+            operations.inverts = n, 1, 1
             lower = factor_cases.random(rng, (n, n), dtype) / n + 2 * np.eye(n)
             b = factor_cases.random(rng, (n, 3), dtype).astype(dtype)
             x = ctx.engine.xp.asarray(b.copy(order="F"))

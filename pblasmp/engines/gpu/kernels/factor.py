@@ -34,8 +34,7 @@ SUBSTITUTED = 512
 _SUBSTITUTING = 64 << 10  # bytes of the triangle that it holds in shared memory, at most
 _BEHIND = 96  # elements behind those, which it may read
 _COLUMNS_TOGETHER = 8  # which a block of threads solves for
-_SUMS = 8  # of a row, one for each column, that a thread has
-_SUMMING = 256  # threads with such sums
+_SUMMING = 256  # threads that have sums of rows, one for each column
 _JOINED = 8  # columns of an inverse that a block of threads makes of two
 _WELL = 100  # condition up to which a solution by an inverse needs no refinement
 
@@ -174,7 +173,7 @@ class FactorKernels(CompiledKernels):
         """
         rows = len(runs[0])
         by_columns = matrices[0][1] == 1
-        together = min(_rounded(columns), _SUMS)
+        together = _rounded(columns)
         # rows of a thread: an element of the right matrix serves them all
         each = min(2 if by_columns or dtype.itemsize == 16 else 4, together)
         macros = {
@@ -189,7 +188,7 @@ class FactorKernels(CompiledKernels):
         places = [number for each in matrices for number in each]
         a_block = each * (_WARP if by_columns else _SUMMING // _WARP)
         arguments = *places, *map(_at, runs), rows, columns, *numbers
-        kernel(stream, (-(-rows // a_block), -(-columns // _SUMS)), _SUMMING, arguments)
+        kernel(stream, (-(-rows // a_block), 1), _SUMMING, arguments)
 
     def step(self, stream: Any, dtype: np.dtype, columns: int, numbers: Sequence[int]) -> None:
         """Queue one panel's step of a triangular solve for few right-hand sides. Local.
@@ -254,7 +253,10 @@ class FactorKernels(CompiledKernels):
         places = [
             number
             for array, row in (x, found)
-            for number in (_at(array[row:]), *(int(step) // array.itemsize for step in array.strides))
+            for number in (
+                _at(array) + row * int(array.strides[0]),
+                *(int(step) // array.itemsize for step in array.strides),
+            )
         ]
         kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiiq", dtype, room=memory(), **macros)
         arguments = *places, *about, turned, stays, size, columns

@@ -24,8 +24,6 @@ extern "C" __global__ void __launch_bounds__(256) part(
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = 8;
   const T alpha = number(alpha_re, alpha_im), beta = number(beta_re, beta_im);
   const bool adds = c;
-  const int before = blockIdx.y * COLUMNS;  // columns of other blocks
-  right += before * right_across; target += before * target_across; c += before * c_across; columns -= before;
   // the rows of a thread are so many apart; a warp takes so many elements of a row at a time
   constexpr int apart = BY_COLUMNS ? 32 : 1, AHEAD = 8 / ROWS;  // elements of each row that are under way at a time
   constexpr int step = BY_COLUMNS ? 8 : 32, chunk = AHEAD * step;
