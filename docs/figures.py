@@ -716,10 +716,7 @@ def one_kernel() -> str:
 
 def one_kernel_in_8_bits() -> str:
     """Return the table of 8-bit operands in docs/internals/one-kernel.md."""
-    run = results.runs().get("one_kernel-float8_e4m3fn-2-gpus")
-    if run is None:
-        return "No run is stored yet: see [benchmarks](../performance.md#benchmarks).\n"
-    return _one_kernel(run)
+    return _one_kernel(results.runs()["one_kernel-float8_e4m3fn-2-gpus"])
 
 
 def one_kernel_by_mma() -> str:

@@ -8,7 +8,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from pblasmp.engines.gpu.kernels.one_kernel import PARTS
+from pblasmp.engines.gpu.kernels import one_kernel as kernels
+from pblasmp.engines.gpu.kernels.one_kernel import PARTS, WIDTHS
 from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
 from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
 
@@ -107,6 +108,20 @@ def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
         for product in products:
             y = product(bias=product.local_bias, activation="relu")
             product.check(y, np.maximum(product.expected + product.bias_here, 0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("width", WIDTHS[2:])
+@pytest.mark.parametrize("types", [("bfloat16",), (E4, (E4, E4))])
+def test_wide_tiles(ctx, monkeypatch, form, width, types):
+    """The rule takes them for larger products. Of 8-bit results, 16 columns are as few as TMA stores at once."""
+    monkeypatch.setattr(kernels, "WIDTHS", (width,))
+    monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: "sent")
+    product = Product(
+        ctx, form, (393, 3 * width + 16, 272), *types
+    )  # sizes of its own: tilings are remembered
+    for _ in range(2):
+        product.check(product())
 
 
 @pytest.fixture

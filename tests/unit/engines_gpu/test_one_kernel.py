@@ -57,7 +57,7 @@ def take(monkeypatch):
 def small(monkeypatch):
     """Tiles that the model's memory holds, and no compiler."""
     monkeypatch.setattr(kernels, "TILE_ROWS", 8)
-    monkeypatch.setattr(kernels, "_WIDTHS", (16,))
+    monkeypatch.setattr(kernels, "WIDTHS", (16,))
     monkeypatch.setattr(kernels, "_MMA_WIDTHS", (16,))
     monkeypatch.setattr(
         algorithms,
@@ -167,9 +167,8 @@ def test_gpus_that_are_not_hopper(small, monkeypatch, form, capability):
 def test_tiles_of_other_gpus_fit(form, rows):
     """Into 99 KB of shared memory, which sm_89 and sm_120 have."""
     for cols in (8, 1024, 3000):
-        tiles = tiling(
-            form, 2, rows, cols, way_of_parts(form, 2, rows, cols, 2048, 108, mma=True), 108, mma=True
-        )
+        way = way_of_parts(form, 2, rows, cols, 2048, 108, mma=True)
+        tiles = tiling(form, 2, rows, cols, 2048, way, 108, mma=True)
         assert (tiles.cluster, tiles.buffers) == (1, 0)
         assert tiles.row_blocks * TILE_ROWS >= rows
         assert tiles.col_blocks * tiles.width >= cols
@@ -183,7 +182,7 @@ def test_the_kernel_compiles_for_other_gpus(target):
     pytest.importorskip("cuda.bindings.nvrtc")
     ways = {"matmul_allreduce": "exchanged", "matmul_reduce_scatter": "stored", "matmul_allgather": "stored"}
     for form, way in list(ways.items())[: None if target == "sm_80" else 1]:
-        tiles = tiling(form, 2, 256, 256, way, 108, mma=True)
+        tiles = tiling(form, 2, 256, 256, 256, way, 108, mma=True)
         try:
             code = compiler._compiled(kernels.source(form, IN_HALF, 2, tiles), target)
         except RuntimeError as error:  # the Python bindings are there, the library is not
@@ -289,7 +288,7 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
     monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
     made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
-    sizes = 8, 48, made.parts
+    sizes = 8, 48, 16, made.parts
     assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
     assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
     made._job = lambda *_: None
@@ -341,9 +340,9 @@ def test_which_gpus_are_refused():
     ("rows", "cols"), [(1, 1), (128, 64), (129, 65), (2048, 1792), (4096, 3584), (8192, 6656)]
 )
 @pytest.mark.parametrize("blocks", [1, 114, 132])
-@pytest.mark.parametrize("line", [None, 16, 4096])
+@pytest.mark.parametrize("line", [16, 4096, 16384])
 def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks, line):
-    tiles = tiling(form, 2, rows, cols, way, blocks, line=line)
+    tiles = tiling(form, 2, rows, cols, line, way, blocks)
     assert tiles.parts == way
     assert way != "exchanged" or tiles.width <= 128  # parts of more columns have no room in registers
     assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - tiles.cluster) * TILE_ROWS
@@ -355,25 +354,30 @@ def test_tiles_cover_all_and_fit(form, way, rows, cols, blocks, line):
 
 
 def test_tiles_fill_the_multiprocessors():
-    width = lambda form, *sizes, way="fetched", line=None: tiling(form, 2, *sizes, way, 132, line=line).width  # noqa: E731
+    def width(form: str, rows: int, cols: int, line: int = 4096, way: str = "fetched") -> int:
+        return tiling(form, 2, rows, cols, line, way, 132).width
+
     assert width("matmul_reduce_scatter", 512, 1024) == 64  # 128 tiles, one round
-    assert width("matmul_reduce_scatter", 2048, 1792) == 224  # 256 tiles, two rounds
-    assert width("matmul_allreduce", 2048, 1792) == 128  # more travels: smaller last tiles
+    assert width("matmul_reduce_scatter", 4096, 1792) == 224  # 512 tiles, four rounds
+    assert width("matmul_allreduce", 4096, 1792) == 128  # more travels: smaller last tiles
     assert width("matmul_reduce_scatter", 512, 1792, way="stored") == 128  # 112 tiles: one round
     assert width("matmul_allreduce", 1024, 1024, way="exchanged") == 64
     assert width("matmul_allreduce", 2048, 2048, way="exchanged") == 128
-    in_8_bits = [
-        width("matmul_reduce_scatter", 4096, n, line=line) for n, line in ((3584, 4096), (1792, 2048))
-    ]
-    assert in_8_bits == [256, 128]  # a tile takes half as long, its transfer as long as before
-    assert [width("matmul_allgather", 8192, n, line=line) for n, line in ((1792, 8192), (896, 4096))] == [
-        224,
-        128,
-    ]
-    assert {tiling(FORMS[0], 2, 1024, 1792, way, 132).cluster for way in ("stored", "fetched")} == {
-        1,
-        2,
-    }
+    # the last transfers take as long as before, multiplying with more inputs longer
+    assert [width("matmul_reduce_scatter", 4096, 1792, line) for line in (2048, 4096)] == [128, 224]
+    assert [width("matmul_allreduce", 2048, 6656, line) for line in (2048, 8192, 16384)] == [128, 208, 240]
+    assert [width("matmul_allgather", 4096, 3328, line) for line in (2048, 32768)] == [128, 208]
+    clusters = [tiling(FORMS[0], 2, 1024, 1792, 4096, way, 132).cluster for way in ("stored", "fetched")]
+    assert clusters == [1, 2]
+
+
+@pytest.mark.parametrize("width", kernels.WIDTHS)
+def test_boxes_of_tiles(width):
+    """They cover a tile, have 8 KiB at most, and rows that TMA swizzles."""
+    rows, cols = kernels.Tiling(width, 1, 1, 1, 1, 3, 0, "sent").box
+    assert TILE_ROWS % rows == width % cols == 0
+    assert rows * cols * 2 <= 8192
+    assert cols * 2 in (32, 64, 128)
 
 
 def test_parts_of_two_ranks_are_stored_or_exchanged_where_nothing_is_hidden():
@@ -506,7 +510,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", launches)
     monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
-    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, "fetched", 132) for rows in (512, 2048))
+    narrow, wide = (tiling(FORMS[0], 2, rows, 1792, 4096, "fetched", 132) for rows in (512, 2048))
     asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
     functions = []
     for here.device, form, tiles in asked * 3:
@@ -515,7 +519,7 @@ def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
     assert functions == functions[: len(asked)] * 3
     assert set(nvrtc.targets) == {"sm_90a"}
     assert nvrtc.rooms == [tiles.shared_bytes for _, _, tiles in asked]
-    OneKernel(FORMS[0], IN_HALF, 2, tiling(FORMS[0], 2, 512, 1792, "stored", 132, mma=True))
+    OneKernel(FORMS[0], IN_HALF, 2, tiling(FORMS[0], 2, 512, 1792, 4096, "stored", 132, mma=True))
     assert nvrtc.targets[-1] == "sm_90"  # the GPU's own
 
 
@@ -537,7 +541,7 @@ def test_packed_arguments(monkeypatch):
     """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
     kernel = object.__new__(OneKernel)
     kernel._driver = None
-    kernel._lay_out(HALF, 3, tiling("matmul_allreduce", 3, 40, 72, "sent", 132))
+    kernel._lay_out(HALF, 3, tiling("matmul_allreduce", 3, 40, 72, 200, "sent", 132))
     monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: f"{matrix.address} {box}".encode().ljust(128))
     x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
     copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
@@ -547,10 +551,10 @@ def test_packed_arguments(monkeypatch):
     packed = kernel._packed(job)
     assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
     got = _Packed.from_buffer_copy(packed)
-    width, chunk, cluster = kernel.tiles.width, kernel.tiles.chunk, kernel.tiles.cluster
+    width, box, cluster = kernel.tiles.width, kernel.tiles.box, kernel.tiles.cluster
     assert [bytes(each).decode().strip() for each in got.maps] == [
         "1 (128, 64)", f"2 ({width // cluster}, 64)",
-        *(f"{address} (128, {chunk})" for address in (10, 3, 12)),
+        *(f"{address} {box}" for address in (10, 3, 12)),
     ]  # fmt: skip
     assert (got.control, list(got.flags), [list(b) for b in got.boxes]) == (20, [21, 22, 23], job.boxes)
     assert [list(b) for b in got.inboxes] == job.inboxes
@@ -562,7 +566,7 @@ def test_packed_arguments(monkeypatch):
 def test_matrices_of_other_gpus():
     """By address, bytes from row to row, rows and columns, where Hopper has maps of TMA."""
     kernel = object.__new__(OneKernel)
-    kernel._lay_out(HALF, 2, tiling("matmul_reduce_scatter", 2, 40, 72, "stored", 108, mma=True))
+    kernel._lay_out(HALF, 2, tiling("matmul_reduce_scatter", 2, 40, 72, 200, "stored", 108, mma=True))
     x, w, d = (View(i << 40, 40, 72, 80 + 8 * i, HALF) for i in (1, 2, 3))
     packed = kernel._packed(KernelJob(x, w, d, [0, 40, 80], 20, [0] * 2, [[0] * 2] * 2, [[0] * 2] * 2, 7, 1))
     found = [struct.unpack_from("<QQii", packed, 128 * i) for i in range(4)]
@@ -572,7 +576,7 @@ def test_matrices_of_other_gpus():
 @pytest.mark.parametrize("dtype", [HALF, E4])
 def test_steps_and_boxes_of_k_are_128_bytes(monkeypatch, dtype):
     kernel, boxes = object.__new__(OneKernel), []
-    kernel._lay_out(dtype, 2, tiling("matmul_reduce_scatter", 2, 40, 72, "sent", 132))
+    kernel._lay_out(dtype, 2, tiling("matmul_reduce_scatter", 2, 40, 72, 272 * dtype.itemsize, "sent", 132))
     kernel._driver = None
     monkeypatch.setattr(kernels, "_map", lambda _, matrix, box: boxes.append(box) or bytes(128))
     x, w, d = View(1, 40, 272, 272, dtype), View(2, 72, 272, 272, dtype), View(3, 40, 72, 80, HALF)

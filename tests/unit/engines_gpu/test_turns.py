@@ -366,7 +366,7 @@ def cut(form: str, ranks: int, sizes: tuple[int, int, int], blocks: int) -> tupl
     parts = way_of_parts(form, ranks, rows, cols, 2 * inputs, blocks)
     assert parts in ("sent", "fetched")
     share = (rows, cols // ranks) if form == "matmul_allgather" else (rows // ranks, cols)
-    tiles = tiling(form, ranks, *share, parts, blocks)
+    tiles = tiling(form, ranks, *share, 2 * inputs, parts, blocks)
     return (tiles.row_blocks, tiles.col_blocks), tiles.cluster
 
 

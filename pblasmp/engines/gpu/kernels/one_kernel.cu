@@ -25,7 +25,7 @@
 #define BM 128
 #define LINE 128                       // bytes of k in a step
 #define BK (LINE / (EIGHT ? 1 : 2))
-#define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
+#define CHUNK (BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16)  // columns of a part of the staging
 #define PULLS (PARTS == 1)
 #define STORES (FORM < 2 && PARTS > 1)  // parts go to inboxes
 #define ALL_ADD (FORM == 1 && PARTS == 3)
@@ -37,6 +37,9 @@
 #define PIECE 8192  // bytes of another rank's part that are fetched at once, two pieces at a time
 #define PART (BM * CHUNK * 2)  // bytes of a part of the staging
 #define DONE (PART / (RESULT ? 2 : 1))  // of one that is a result
+#define BOX_ROWS (CHUNK == 64 ? 64 : BM)  // of a part that TMA stores at once: 8 KiB at most
+#define BOX (DONE / (BM / BOX_ROWS))   // bytes of them, of a result
+#define BOXES (BN / CHUNK * (BM / BOX_ROWS))  // of a tile
 
 #define FIRST_THREAD (MMA ? 0 : 128)  // of 256 that multiply
 
@@ -203,14 +206,14 @@ __device__ __forceinline__ float bias_of(const Job& job, int col) {  // of type 
 
 // The address, from that of the staging, of 8 columns of a row. Swizzled as TMA does: no two rows of 8 share a bank.
 __device__ __forceinline__ u32 place(int row, int col8) {
-  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = CHUNK == 64 ? row & 7 : (row >> 1) & 3;
+  int part = col8 / (CHUNK / 8), u = col8 % (CHUNK / 8), key = row / (64 / CHUNK) & (CHUNK / 8 - 1);
   return part * PART + row * (CHUNK * 2) + ((u ^ key) << 4);
 }
 
 #if RESULT
 // Where an 8-bit result of a row is, likewise: no two rows of 8 share a bank.
 __device__ __forceinline__ u32 narrow_place(u32 staging, int row, int col) {
-  const int u = col % CHUNK / 16, key = CHUNK == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
+  const int u = col % CHUNK / 16, key = row / (128 / CHUNK) & (CHUNK / 16 - 1);
   return staging + col / CHUNK * DONE + row * CHUNK + ((u ^ key) << 4) + col % 16;
 }
 __device__ __forceinline__ unsigned short narrow(float a, float b) {  // the largest value instead of larger ones
@@ -309,6 +312,12 @@ struct Pieces {  // fetched from another rank, two at a time: with more, loads o
   }
 };
 
+// Stores a box of a result of 16 or 8 bits to D.
+__device__ __forceinline__ void store_box(const Job& job, const Tile& t, int box, u32 of) {
+  constexpr int high = BM / BOX_ROWS;
+  store(&job.d[t.owner], of, t.col_block * BN + box / high * CHUNK, t.row_block * BM + box % high * BOX_ROWS);
+}
+
 __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 epoch) {
   for (int s = blockIdx.x; s < (RANKS - 1) * job.tiles; s += gridDim.x) {
     const Tile t = result_at(job, s);
@@ -316,16 +325,16 @@ __device__ void fetch_results(const Job& job, u32 buffers, Pieces pieces, u32 ep
     await_flag(flag_at(job, job.rank, epoch & 1, 1, t.owner, number), epoch);
     fence_proxies();
     const u8* of = box_at(job, t.owner, epoch & 1, t.owner, number);
-    for (int c = 0; c <= BN / CHUNK; c++) {
-      if (c < BN / CHUNK) {
+    for (int c = 0; c <= BOXES; c++) {
+      if (c < BOXES) {
         stores_read();
-        pieces.load_next(buffers + (pieces.count & 1) * PART, of + c * DONE, DONE);
+        pieces.load_next(buffers + (pieces.count & 1) * PIECE, of + c * BOX, BOX);
       }
       if (c == 0) continue;
-      const u32 i = pieces.count - (c < BN / CHUNK ? 2 : 1);
+      const u32 i = pieces.count - (c < BOXES ? 2 : 1);
       pieces.wait_for(i);
       fence_proxies();
-      store(&job.d[t.owner], buffers + (i & 1) * PART, t.col_block * BN + (c - 1) * CHUNK, t.row_block * BM);
+      store_box(job, t, c - 1, buffers + (i & 1) * PIECE);
       commit();
     }
   }
@@ -471,7 +480,7 @@ __launch_bounds__(FIRST_THREAD + 256, 1) one_kernel(const __grid_constant__ Job 
   const u32 X_BYTES = BM * LINE, STAGE = X_BYTES + BN * LINE, base = (shared(memory) + 1023) & ~1023u;
 #if !MMA
   const u32 stagings = base + STAGES * STAGE, buffers = stagings + SLOTS * IMAGE;
-  const u32 barriers = buffers + (COPIES ? 2 * PART : 0);
+  const u32 barriers = buffers + (COPIES ? 2 * PIECE : 0);
   const u32 full = barriers, empty = full + 8 * STAGES;           // a step's operands are there; are read
   const u32 came = empty + 8 * STAGES, taken = came + 8 * SLOTS;  // another rank's part is in a slot; is added
   const u32 ready = taken + 8 * SLOTS, vacant = ready + 8 * SLOTS;  // a result is in a slot; has left it
@@ -569,12 +578,11 @@ __launch_bounds__(FIRST_THREAD + 256, 1) one_kernel(const __grid_constant__ Job 
             stored<0>();
           }
         } else if ((!own && !STORES) || COPIES) {
-          store(box_at(job, job.rank, parity, t.owner, number), staging, own ? IMAGE / PART * DONE : IMAGE);
+          store(box_at(job, job.rank, parity, t.owner, number), staging, own ? BOXES * BOX : IMAGE);
           commit();
         }
         if (own || given) {
-          for (int c = 0; c < BN / CHUNK; c++)
-            store(&job.d[t.owner], staging + c * DONE, t.col_block * BN + c * CHUNK, t.row_block * BM);
+          for (int c = 0; c < BOXES; c++) store_box(job, t, c, staging + c * BOX);
           commit();
         }
         stores_read();

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 PARTS = ("sent", "fetched", "stored", "exchanged")
 """How parts of sums get to the ranks that add them, by the number that ``PARTS`` has in the kernel."""
 
-TILE_ROWS = 128
+TILE_ROWS, WIDTHS = 128, (64, 128, 160, 192, 208, 224, 240, 256)
+"""Rows and columns of a tile."""
+
 _LINE_BYTES = 128  # of k in a step
-_WIDTHS = 64, 128, 192, 224, 256
 _CLUSTERS = 1, 2
 _FEWEST_STAGES, _ENOUGH_STAGES = 3, 4
 _PAIR = 2
 _WIDEST_EXCHANGE = 128  # columns of a tile: registers have no room for a wider part and the next tile's sums
-_AT_ONCE = "stored", "exchanged"
 _WIDEST_PART = 128  # columns of a step of k in 8 bits: registers have no room for more beside the sums
 _FEW = 2 * 128 * 128  # sums for a block, up to which little is multiplied while parts travel
 _SHORT = 2048  # bytes of a row of X up to which two ranks exchange twice as many
@@ -43,20 +43,20 @@ _THREADS = 384
 _SHARED_BYTES = 227 << 10  # that a block may use on Hopper
 _MMA_SHARED_BYTES = 99 << 10  # on any GPU since sm_80
 _MMA_THREADS, _MMA_WIDTHS, _MMA_STAGES = 256, (64, 128), 4
+_PIECE_BYTES, _BOX_COLUMNS = 8192, 64  # of a result in 16 bits that is fetched at once, at most
 _BARRIER_BYTES = 512  # more than all barriers take, and what the kernel declares itself
 _ALIGN_BYTES = 1024
+_UNIT = 16  # bytes of a row, which TMA's swizzling keeps together
 _MAP_BYTES = 128
 _NO_MAP = bytes(_MAP_BYTES)
 _MAP_ALIGN_BYTES = 64
 
-# The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
-# of as many columns: in 8 bits, that time is of so many bytes of a row of X. Measured on two H200, in 16 bits with 1024
-# to 8192 inputs.
-_TILE_COST, _NARROW_COST = 48, 64
-_LAST_TILES = {
-    "matmul_reduce_scatter": 1.5, "matmul_allreduce": 3, "matmul_allgather": 1, "stored": 1, "exchanged": 1.5,
-}  # fmt: skip
-_LAST_BYTES = {"matmul_reduce_scatter": 6144, "matmul_allreduce": 12288, "matmul_allgather": 8192}
+# The time of a tile is that of multiplying its columns and so many more. After the last tiles come, once, the transfers
+# of as many columns, in the time of multiplying by so many bytes of a row of X; of parts that are on their way at once,
+# in the time of so many tiles. Measured on two H200 (docs/internals/one-kernel.md).
+_TILE_COST, _NARROW_COST, _NARROW_AT_ONCE = 48, 128, 64
+_LAST_BYTES = {"matmul_reduce_scatter": 5120, "matmul_allreduce": 12288, "matmul_allgather": 12288}
+_AT_ONCE = {"stored": 1, "exchanged": 1.5}
 
 
 class Types(NamedTuple):
@@ -78,7 +78,7 @@ class Tiling:
         cluster: blocks whose tiles lie one below the other, and which load their W together; it divides ``row_blocks``.
         slots: finished tiles that a block may keep while it multiplies the next.
         stages: steps of k whose operands are loaded ahead.
-        buffers: parts of tiles that a block can hold of other ranks' results.
+        buffers: pieces of other ranks' results that a block can hold.
         parts: one of ``PARTS``: how ranks get what others have computed of their tiles.
         mma: whether the kernel multiplies by instructions of all GPUs since sm_80, instead of Hopper's.
     """
@@ -99,9 +99,10 @@ class Tiling:
         return self.row_blocks * self.col_blocks
 
     @property
-    def chunk(self) -> int:
-        """Columns of a tile that TMA stores at once."""
-        return _chunk(self.width)
+    def box(self) -> tuple[int, int]:
+        """Rows and columns of a tile that TMA stores at once."""
+        columns = gcd(self.width, _BOX_COLUMNS)
+        return min(TILE_ROWS, _PIECE_BYTES // (2 * columns)), columns
 
     @property
     def image_bytes(self) -> int:
@@ -149,43 +150,43 @@ def gives_results(form: str, tiles: Tiling, d: np.dtype) -> bool:
 
 
 def tiling(
-    form: str, ranks: int, rows: int, cols: int, parts: str, blocks: int, *, line: int | None = None,
-    mma: bool = False,
-) -> Tiling:  # fmt: skip
+    form: str, ranks: int, rows: int, cols: int, line: int, parts: str, blocks: int, *, mma: bool = False
+) -> Tiling:
     """Return how to cut a product into tiles. The same on every rank. Local.
 
     Args:
         form: one of ``FORMS``.
         ranks: their number.
         rows, cols: of the largest share of a rank; if parts are exchanged, of everything.
+        line: bytes of a row of X on a rank.
         parts: how they travel.
         blocks: that run at once, one on a multiprocessor.
-        line: bytes of a row of X on a rank, if it has 8-bit floats.
         mma: whether the kernel is not Hopper's.
     """
-    return _tiling(form, ranks, -(-rows // TILE_ROWS), cols, parts, blocks, line, mma)
+    return _tiling(form, ranks, -(-rows // TILE_ROWS), cols, line, parts, blocks, mma)
 
 
 @lru_cache(1024)
 def _tiling(
-    form: str, ranks: int, tall: int, cols: int, parts: str, blocks: int, line: int | None, mma: bool
+    form: str, ranks: int, tall: int, cols: int, line: int, parts: str, blocks: int, mma: bool
 ) -> Tiling:
     """Return what ``tiling`` does of rows that make so many tiles. Local."""
     exchanges, at_once = parts == "exchanged", parts in _AT_ONCE
     buffers = 0 if form == "matmul_reduce_scatter" or exchanges else 2
     shares = 1 if form == "matmul_allgather" or exchanges else ranks
-    last = _LAST_TILES.get(parts, _LAST_BYTES[form] / line if line else _LAST_TILES[form])
+    last = _AT_ONCE.get(parts, _LAST_BYTES[form] / line)
+    narrow = _NARROW_AT_ONCE if at_once else _NARROW_COST
 
     def share(width: int, cluster: int) -> tuple[int, int]:
         return -(-tall // cluster) * cluster, -(-cols // width)
 
     def cost(width: int, cluster: int) -> float:
         rounds = -(-shares * prod(share(width, cluster)) // (blocks // cluster * cluster))
-        return (rounds + last) * width + rounds * (_NARROW_COST if width == _WIDTHS[0] else _TILE_COST)
+        return (rounds + last) * width + rounds * (narrow if width == WIDTHS[0] else _TILE_COST)
 
     ways = [
         (width, cluster)
-        for width in (_MMA_WIDTHS if mma else _WIDTHS)
+        for width in (_MMA_WIDTHS if mma else WIDTHS)
         for cluster in (_CLUSTERS[:1] if at_once else _CLUSTERS)
         if blocks >= cluster
         and _stages(width, 1, buffers) >= _FEWEST_STAGES
@@ -210,12 +211,7 @@ def _step_bytes(width: int) -> int:
 
 
 def _other_bytes(width: int, slots: int, buffers: int) -> int:
-    parts = buffers * TILE_ROWS * _chunk(width) * 2
-    return slots * TILE_ROWS * width * 2 + parts + _BARRIER_BYTES + _ALIGN_BYTES
-
-
-def _chunk(width: int) -> int:
-    return 64 if width % 64 == 0 else 32
+    return slots * TILE_ROWS * width * 2 + buffers * _PIECE_BYTES + _BARRIER_BYTES + _ALIGN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +303,7 @@ class OneKernel:
         self.ranks, self.tiles, self._step = ranks, tiles, _LINE_BYTES // x.itemsize
         self._pairs = is_float8(x) and tiles.width <= _WIDEST_PART  # it takes two steps of k at a time
         wide = tiles.width // tiles.cluster
-        self._boxes = (TILE_ROWS, self._step), (wide, self._step), (TILE_ROWS, tiles.chunk)
+        self._boxes = (TILE_ROWS, self._step), (wide, self._step), tiles.box
         self._words = struct.Struct(f"<{_addresses(ranks)}Q{_numbers(ranks)}if")
         self._nbytes, self._count, self._shared_bytes = job_bytes(ranks), tiles.count, tiles.shared_bytes
 
@@ -352,7 +348,10 @@ def _map(driver: Any, matrix: View, box: tuple[int, int]) -> bytes:
     if driver is None:
         place = struct.pack("<QQii", matrix.address, matrix.ld * itemsize, matrix.rows, matrix.cols)
         return place.ljust(_MAP_BYTES, b"\0")
-    swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[1] * itemsize}B")
+    line = box[1] * itemsize
+    swizzle = getattr(
+        driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{line}B' if line > _UNIT else 'NONE'}"
+    )
     kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
     size, count = driver.cuuint64_t, driver.cuuint32_t
     status, tensor_map = driver.cuTensorMapEncodeTiled(

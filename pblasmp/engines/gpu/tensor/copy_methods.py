@@ -149,11 +149,10 @@ _ONE_SHOT_WAVES = 4
 MEASURED = {2: (2, 4), 1: (2,)}
 """On how many GPUs the rules were measured, by the bytes of an entry of X."""
 _ONE_KERNEL = {
-    2: {"matmul_reduce_scatter": 1e12, "matmul_allreduce": 5e11, "matmul_allgather": 5e11},
+    2: {"matmul_reduce_scatter": 2e12, "matmul_allreduce": 2e12, "matmul_allgather": 2e12},
     4: {"matmul_reduce_scatter": 4e12, "matmul_allreduce": 4e12, "matmul_allgather": 1.2e12},
 }
-_IN_8_BITS = 1e12
-"""Operations of all ranks up to which one kernel is the fastest, in 8 bits the latter at least.
+"""Operations of all ranks up to which one kernel is the fastest.
 
 Measured on two H100 and H200 and on four H200, in 8 bits on two H200. Of three ranks as of two, of more than four as of
 four: not measured, the limits grow with the ranks.
@@ -175,8 +174,6 @@ def cost_by_rule(
     """
     if name == "one_kernel":
         most = _ONE_KERNEL[4 if p.size > 3 else _PAIR].get(p.form, 0)
-        if is_float8(p.dtype):
-            most = max(most, _IN_8_BITS)
         return _FASTEST if p.flops < (_BY_MMA if by_mma(capability) else most) else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7

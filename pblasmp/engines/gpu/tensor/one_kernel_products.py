@@ -159,8 +159,7 @@ class _OneKernelProduct(CopyProduct):
         width = sum(p.outputs) if form == "matmul_allgather" else p.outputs[0]
         self.parts = way_of_parts(form, size, p.tokens[0], width, line, self.blocks, mma=mma)
         self._cut()
-        narrow = line if is_float8(p.dtype) else None
-        self.tiles = tiles = tiling(form, size, *self._share(), self.parts, self.blocks, line=narrow, mma=mma)
+        self.tiles = tiles = tiling(form, size, *self._share(), line, self.parts, self.blocks, mma=mma)
         cut = self._known.get(tiles)
         if cut is None:
             self.kernel = OneKernel(form, Types(p.dtype, p.w_dtype, self.travels, p.out_dtype), size, tiles)
