@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import cupy
 import numpy as np
 import pytest
@@ -145,6 +147,7 @@ class Allocations(cupy.cuda.MemoryHook):
         self.bytes += int(allocation["size"])  # type: ignore[call-overload]
 
 
+@pytest.mark.skipif("NCCL_HOSTID" in os.environ, reason="what arrives from other hosts is unpacked")
 def test_no_operand_is_copied(ctx):
     """In every mix of memory orders, a plan made and run once more allocates nothing: the workspace is kept."""
     grid = pb.Grid.squarest(ctx.size)
