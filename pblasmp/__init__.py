@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .costs.advise import advise as advise
     from .costs.predict import predict as predict
     from .drawing import draw as draw
+    from .engines.method import Report as Report
     from .engines.method import Verdict as Verdict
     from .epilogue import Epilogue as Epilogue
     from .epilogue import Scales as Scales
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from .planning import tune as tune
     from .problems.files import load_problem as load_problem
     from .runtime.plans import Plan as Plan
-    from .runtime.plans import Report as Report
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
@@ -74,7 +74,7 @@ _NAMES = {
     "costs.advise": "advise",
     "costs.predict": "predict",
     "drawing": "draw",
-    "engines.method": "Verdict",
+    "engines.method": "Report Verdict",
     "epilogue": "Epilogue Scales",
     "errors": (
         "ArgumentError ArgumentTypeError ClosedError FactorizationError LayoutError LibraryNotFoundError "
@@ -86,7 +86,7 @@ _NAMES = {
     "matrix.reductions": "allclose",
     "planning": "algorithms plan tune",
     "problems.files": "load_problem",
-    "runtime.plans": "Plan Report",
+    "runtime.plans": "Plan",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
     "verification": "Verification",
 }

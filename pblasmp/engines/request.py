@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -127,3 +127,19 @@ class Operands:
     def follows(self) -> str:
         """The name of the epilogue; empty if there is none."""
         return "" if self.epilogue is None else self.epilogue.name
+
+
+class Task(NamedTuple):
+    """What a call asks of the engine, apart from arrays: what the ranks have agreed on.
+
+    Attributes:
+        problem: what is computed.
+        options: how.
+        nearest: the problem in the layouts that operands are moved to first; None: they stay where they are.
+        reasons: why operands are moved, for the report.
+    """
+
+    problem: AnyProblem
+    options: Options
+    nearest: MatmulProblem | Level3Problem | None = None
+    reasons: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..dtypes import ELEMENT_TYPES
 from ..engines.direct import Asked
 from ..engines.product import Found, Product
-from ..engines.request import Operands, Options
+from ..engines.request import Operands, Options, Task
 from ..errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -36,7 +36,7 @@ from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.handle import Handle
 from ..runtime.planned import run
-from ..runtime.plans import Task, UserCall
+from ..runtime.plans import UserCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
 
 Matrix = DistributedMatrix

@@ -13,7 +13,7 @@ from typing import Any
 from ..dtypes import is_float8
 from ..engines.direct import FAMILIES, Asked
 from ..engines.product import Product
-from ..engines.request import Operands, Options, Problem
+from ..engines.request import Operands, Options, Problem, Task
 from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.level3_problem import with_c_like_d
@@ -21,7 +21,7 @@ from ..layout.routines import GEMM, ROUTINES, Routine
 from ..logs import logger
 from .handle import Handle
 from .planned import run
-from .plans import Task, UserCall
+from .plans import UserCall
 from .reading import check_operands, check_overlap, comparable, context_of, glance, number
 
 Matrices = dict[str, Handle | None]

@@ -7,17 +7,16 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from ..engines.method import Taken, Verdict, prepare
+from ..engines.method import Report, Taken, prepare
 from ..engines.product import Bound, Product, Workspace
-from ..engines.request import AnyProblem, Operands, Options
+from ..engines.request import AnyProblem, Operands, Task
 from ..errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.factor_problem import FactorProblem
-from ..layout.value import bytes_text
 from ..logs import logger
 from ..tuning.measure import measure
 from .runtime import Runtime
@@ -27,80 +26,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a plan does on this rank; ``str()`` gives it as text. Made by ``plan.report()``. Local.
-
-    Attributes:
-        call: the product: ops, sizes, type, scheme.
-        engine: name of the engine; ``ctx.engine.why`` says why it was chosen.
-        asked: the algorithm requested.
-        path: how it is computed.
-        sent_bytes: bytes that this rank sends to other ranks in one run.
-        copied_bytes: bytes that this rank copies within its node's memory in one run.
-        workspace: memory besides the operands.
-        algorithms: by name, why each algorithm was taken or not.
-        moved: the operands that are redistributed first, each with its new layout.
-        notes: reasons and warnings.
-    """
-
-    call: str
-    engine: str
-    asked: str
-    path: str
-    sent_bytes: int
-    copied_bytes: int
-    workspace: Workspace
-    algorithms: Mapping[str, Verdict] = field(default_factory=dict)
-    moved: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def algorithm(self) -> str:
-        """Name of the algorithm that was taken."""
-        return next((name for name, verdict in self.algorithms.items() if verdict.taken), "")
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that this rank sends and copies in one run."""
-        return self.sent_bytes + self.copied_bytes
-
-    def __str__(self) -> str:
-        device, host = self.workspace.device_bytes, self.workspace.host_bytes
-        lines = [
-            self.call,
-            f"  engine     {self.engine}",
-            f"  path       {self.path} (requested: {self.asked})",
-            f"  each run   {bytes_text(self.sent_bytes)} sent, {bytes_text(self.copied_bytes)} copied by this rank",
-            f"  workspace  {bytes_text(device)} on the device, {bytes_text(host)} on the host",
-            *(f"  first      {move}" for move in self.moved),
-            *(f"  algorithm  {name}: {verdict}" for name, verdict in self.algorithms.items()),
-            *(f"  note       {note}" for note in self.notes),
-        ]
-        return "\n".join(lines)
-
-
 Result = TypeVar("Result")
 _NO_STREAM = nullcontext()
 _RUNS_BEFORE_GRAPHS = 2  # at the same addresses: later runs replay a graph
 _REPEATS_BETWEEN_USES = 16  # after so many runs a kept plan counts as the one that was used last
-
-
-class Task(NamedTuple):
-    """What a call asks of the engine, apart from arrays: what the ranks have agreed on.
-
-    Attributes:
-        problem: what is computed.
-        options: how.
-        nearest: the problem in the layouts that operands are moved to first; None: they stay where they are.
-        reasons: why operands are moved, for the report.
-    """
-
-    problem: AnyProblem
-    options: Options
-    nearest: MatmulProblem | Level3Problem | None = None
-    reasons: tuple[str, ...] = ()
 
 
 class UserCall(ABC, Generic[Result]):

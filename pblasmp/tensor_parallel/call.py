@@ -17,7 +17,7 @@ from ..dtypes import as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
 from ..engines.method import check_parallel
 from ..engines.product import Product
-from ..engines.request import Operands, Options
+from ..engines.request import Operands, Options, Task
 from ..epilogue import Epilogue, Scales, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..layout import MatmulProblem
@@ -33,7 +33,7 @@ from ..runtime.interop import (
     view_like,
 )
 from ..runtime.planned import run
-from ..runtime.plans import Task, UserCall
+from ..runtime.plans import UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
 from .array_facts import (
