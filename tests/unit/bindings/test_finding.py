@@ -71,6 +71,17 @@ def needing(directory: Path, soname: str) -> tuple[str, str]:
     return build(lib, flags=["-Wl,--no-as-needed", needed]), needed
 
 
+def test_variable_names_a_file_or_its_folder(
+    stand_in: Callable[..., str], pathfinder: dict[str, str | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pathfinder["cublasmp"] = stand_in(900)
+    path = stand_in(1000)
+    for value in (path, str(Path(path).parent)):
+        monkeypatch.setenv(ENVIRONMENT, value)
+        assert (Library().version, Library().path) == (1000, path)
+    assert Library(stand_in(700)).version == 700
+
+
 def test_relative_path(stand_in: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(stand_in(1000))
     monkeypatch.chdir(path.parent)

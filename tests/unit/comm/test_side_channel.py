@@ -351,6 +351,14 @@ def test_what_is_no_note_is_ignored(channels):
     assert a._conflict == elsewhere(1)
 
 
+def test_any_text_travels(channels):
+    a, _ = channels
+    a.cause = '\udc80 \N{SNOWMAN} \0 "'
+    a._told = False
+    a.look()
+    assert notes(a, "broken") == [(a.cause, None)]
+
+
 def notes(channel, kind):
     return [value for _, each, _, value in channel._transport.sent if each == kind]
 
