@@ -8,7 +8,7 @@ redistributed to it first; if both have the same layout, only the agreement is c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MULTIPLIED = 100  # exponents of complex numbers below which NumPy multiplies
 
 _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}
+_REFLECTED = {"+": "__radd__", "-": "__rsub__", "*": "__rmul__", "/": "__rtruediv__", "**": "__rpow__"}
 
 
 def is_scalar(value: object) -> bool:
@@ -61,22 +62,38 @@ def _result_dtype(dtype: np.dtype, other: Any) -> np.dtype:
     return dtype
 
 
-def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any:
-    """Return ``left symbol right``, of which at least one is a matrix and the other a matrix or a number.
+def reflected(operator: str, left: Any, right: Any) -> Any:
+    """Return what the right operand's own operator makes of a matrix; NotImplemented if it knows no matrices.
 
-    Collective over the context.
+    Numbers, arrays and sequences do not: every rank refuses what is neither a matrix nor a number. Python would raise a
+    TypeError on the ranks with such an operand only, while the others wait.
+    """
+    if is_scalar(right) or hasattr(right, "ndim") or isinstance(right, Sequence):
+        return NotImplemented
+    method = getattr(type(right), operator, None)
+    return NotImplemented if method is None else method(right, left)
+
+
+def binary(
+    symbol: str, matrix: Matrix, other: Any, *, turned: bool = False, in_place: bool = False
+) -> Matrix:
+    """Return ``matrix symbol other``. Collective over the context.
 
     Args:
         symbol: "+", "-", "*", "/" or "**".
-        left, right: the operands.
-        in_place: write the result into ``left``, a matrix.
+        matrix: an operand.
+        other: the other one, a matrix or a number.
+        turned: the matrix is the right operand.
+        in_place: write the result into ``matrix``.
 
     Raises:
-        ArgumentError: one is neither, the shapes or contexts differ, a complex result does not fit, or ``left`` is
-            read-only.
+        ArgumentError: the other is neither, the shapes or contexts differ, a complex result does not fit, or the matrix
+            to write to is read-only.
     """
-    matrix: Handle = left if isinstance(left, Handle) else right
-    other = right if matrix is left else left
+    left, right = (other, matrix) if turned else (matrix, other)
+    found: Matrix = reflected(_REFLECTED[symbol], left, right)
+    if found is not NotImplemented:
+        return found
     d, both = matrix.descriptor, isinstance(other, Handle)
     call = f"matrix {symbol}{'=' if in_place else ''}"
     ctx = context_of(call, matrix, other)
@@ -126,7 +143,7 @@ def check_writable(call: str, matrix: Handle, dtype: np.dtype) -> None:
         raise ArgumentError(f"{call}: the left matrix's local array is read-only")
 
 
-def _compute(symbol: str, left: Any, right: Any, matrix: Handle, dtype: np.dtype, in_place: bool) -> Any:
+def _compute(symbol: str, left: Any, right: Any, matrix: Matrix, dtype: np.dtype, in_place: bool) -> Matrix:
     """Compute on this rank's parts, which are in the same places. Local."""
     engine = matrix.context.engine
     out = matrix if in_place else matrix.context.allocate(replace(matrix.descriptor, dtype=dtype))

@@ -341,7 +341,7 @@ class DistributedMatrix(Handle):
 
     def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
-        found: DistributedMatrix = _reflected("__rmatmul__", self, other)
+        found: DistributedMatrix = arithmetic.reflected("__rmatmul__", self, other)
         return matmul(self, other) if found is NotImplemented else found
 
     def __rmatmul__(self, other: Any) -> DistributedMatrix:
@@ -358,38 +358,38 @@ class DistributedMatrix(Handle):
         Raises:
             ArgumentError: the shapes differ, or the matrices belong to different contexts.
         """
-        return self._binary("+", self, other)
+        return arithmetic.binary("+", self, other)
 
     def __sub__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the difference, see ``+``. Collective over the context."""
-        return self._binary("-", self, other)
+        return arithmetic.binary("-", self, other)
 
     def __mul__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the element-wise product, see ``+``. Collective over the context."""
-        return self._binary("*", self, other)
+        return arithmetic.binary("*", self, other)
 
     def __truediv__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the element-wise quotient, see ``+``. Collective over the context."""
-        return self._binary("/", self, other)
+        return arithmetic.binary("/", self, other)
 
     def __pow__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return each element to a power, see ``+``. Collective over the context."""
-        return self._binary("**", self, other)
+        return arithmetic.binary("**", self, other)
 
     def __radd__(self, other: complex) -> DistributedMatrix:
-        return self._binary("+", other, self)
+        return arithmetic.binary("+", self, other, turned=True)
 
     def __rsub__(self, other: complex) -> DistributedMatrix:
-        return self._binary("-", other, self)
+        return arithmetic.binary("-", self, other, turned=True)
 
     def __rmul__(self, other: complex) -> DistributedMatrix:
-        return self._binary("*", other, self)
+        return arithmetic.binary("*", self, other, turned=True)
 
     def __rtruediv__(self, other: complex) -> DistributedMatrix:
-        return self._binary("/", other, self)
+        return arithmetic.binary("/", self, other, turned=True)
 
     def __rpow__(self, other: complex) -> DistributedMatrix:
-        return self._binary("**", other, self)
+        return arithmetic.binary("**", self, other, turned=True)
 
     def __iadd__(self, other: DistributedMatrix | complex) -> Self:
         """Add to this matrix in place, see ``+``; ``-=``, ``*=``, ``/=``, ``**=`` too. Collective over the context.
@@ -397,31 +397,19 @@ class DistributedMatrix(Handle):
         Raises:
             ArgumentError: as for ``+``; or the result is complex and this matrix real, or its local array is read-only.
         """
-        return self._in_place("+", other)
+        return arithmetic.binary("+", self, other, in_place=True)
 
     def __isub__(self, other: DistributedMatrix | complex) -> Self:
-        return self._in_place("-", other)
+        return arithmetic.binary("-", self, other, in_place=True)
 
     def __imul__(self, other: DistributedMatrix | complex) -> Self:
-        return self._in_place("*", other)
+        return arithmetic.binary("*", self, other, in_place=True)
 
     def __itruediv__(self, other: DistributedMatrix | complex) -> Self:
-        return self._in_place("/", other)
+        return arithmetic.binary("/", self, other, in_place=True)
 
     def __ipow__(self, other: DistributedMatrix | complex) -> Self:
-        return self._in_place("**", other)
-
-    @staticmethod
-    def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
-        found: DistributedMatrix = _reflected(_REFLECTED[symbol], left, right)
-        return arithmetic.binary(symbol, left, right) if found is NotImplemented else found
-
-    def _in_place(self, symbol: str, other: Any) -> Self:
-        found: Self = _reflected(_REFLECTED[symbol], self, other)
-        if found is not NotImplemented:
-            return found
-        arithmetic.binary(symbol, self, other, in_place=True)
-        return self
+        return arithmetic.binary("**", self, other, in_place=True)
 
     def __neg__(self) -> DistributedMatrix:
         """Return the negative as a new matrix. Collective over the context."""
@@ -597,18 +585,3 @@ _INTERNAL = {"direct_part", "like_on_host", "move_to", "on_host", "part", "place
 """Names for the modules below, which completion does not show."""
 
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
-
-
-_REFLECTED = {"+": "__radd__", "-": "__rsub__", "*": "__rmul__", "/": "__rtruediv__", "**": "__rpow__"}
-
-
-def _reflected(operator: str, left: Any, right: Any) -> Any:
-    """Return what the right operand's own operator makes of a matrix; NotImplemented if it knows no matrices.
-
-    Numbers, arrays and sequences do not: every rank refuses what is neither a matrix nor a number. Python would raise a
-    TypeError on the ranks with such an operand only, while the others wait.
-    """
-    if arithmetic.is_scalar(right) or hasattr(right, "ndim") or isinstance(right, Sequence):
-        return NotImplemented
-    method = getattr(type(right), operator, None)
-    return NotImplemented if method is None else method(right, left)
