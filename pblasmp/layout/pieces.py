@@ -6,7 +6,7 @@ The columns are cut into bands. The diagonal crosses some rows of a band; those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -159,27 +159,34 @@ def even_runs(some: Sequence[Rectangle], most: int | None = None) -> Iterator[li
         yield run
 
 
-def copy_part(
-    dst: NDArray[np.generic],
-    src: NDArray[np.generic],
+Array = Any  # numpy.ndarray or cupy.ndarray
+STRIP = 128  # columns at a time of a triangle that is copied
+
+
+def write_part(
+    dst: Array,
+    values: Callable[[tuple[slice, slice]], Any],
     part: Trapezoid | None,
     rows: Indices,
     cols: Indices,
+    xp: Any = np,
 ) -> None:
-    """Copy the elements of ``part`` from one local array to another with the same layout. Local.
+    """Write into the elements of ``part`` of a local array. Local.
 
     Args:
-        dst, src: local arrays of one shape.
-        part: what to copy, None for all; everything else of ``dst`` keeps its values.
-        rows, cols: global indices of their rows and columns, ascending.
+        dst: the array.
+        values: returns what a piece becomes, by its rows and columns: as many elements, or a number.
+        part: where, None for everywhere; everything else of ``dst`` keeps its values.
+        rows, cols: global indices of its rows and columns, ascending.
+        xp: its module.
     """
-    for piece in pieces(part, rows, cols, finest=FINEST):
+    ends = [*range(STRIP, len(cols), STRIP), len(cols)]
+    for piece in pieces(part, rows, cols, ends, FINEST):
         down, across = here = piece.here
-        where = part.mask(rows[down], cols[across]) if part is not None and piece.cut else True
-        np.copyto(dst[here], src[here], where=where)
-
-
-Array = Any  # numpy.ndarray or cupy.ndarray
+        found = values(here)
+        if part is not None and piece.cut:
+            found = xp.where(xp.asarray(part.mask(rows[down], cols[across])), found, dst[here])
+        dst[here] = found
 
 
 class LocalPart:
@@ -249,7 +256,6 @@ class LocalPart:
 
 
 Window = tuple[slice, slice]
-STRIP = 128  # columns at a time of a triangle that is copied
 
 
 class CopiedParts:

@@ -23,7 +23,7 @@ from ..runtime.reading import number
 from .arguments import Faults, give, takes_number
 from .direct import part_of
 from .grids import PATIENCE, ProcessGrid, exchanged, of_number, peers
-from .operands import OwnElements, copied, element_place, entries, filled, scaled, with_same_places
+from .operands import OwnElements, element_place, entries, filled, with_same_places
 from .routine_functions import PblasFunction, PblasRoutine, Values, functions_of, names_of
 
 _KINDS = {"M": "max", "1": 1, "O": 1, "I": "inf", "F": "fro", "E": "fro"}
@@ -185,7 +185,7 @@ def _lacpy(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
     if a.descriptor.same_places(b.descriptor):
         source, target = OwnElements.of(a), OwnElements.of(b)
         if source is not None and target is not None:
-            copied(source, target, _trapezoid(uplo))
+            target.write(source.local.__getitem__, _trapezoid(uplo))
     elif uplo == "A":
         geadd(a, b, beta=0, out=b)
     else:
@@ -231,7 +231,7 @@ def _copied_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:  # 
         return None
     source, target = OwnElements.of_part(of_a[1]), OwnElements.of_part(of_b[1])
     if source is not None and target is not None:
-        copied(source, target, _trapezoid(uplo))
+        target.write(source.local.__getitem__, _trapezoid(uplo))
     return True
 
 
@@ -298,7 +298,7 @@ def _scaled(piece: OwnElements | None, kind: str, cfrom: float, cto: float, info
         dtype = piece.local.dtype
         with np.errstate(all="ignore"):
             for factor in _factors(dtype, cfrom, cto):
-                scaled(piece, _trapezoid(kind), dtype.type(0).real.dtype.type(factor))
+                piece.scale(dtype.type(0).real.dtype.type(factor), _trapezoid(kind))
     give(info, 0)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from ..errors import PblasmpError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.axis import Axis
 from ..layout.caches import sized_cache
+from ..layout.pieces import write_part
 from ..matrix.distributed import DistributedMatrix
 from ..scalapack import column_major_view
 from .arguments import Faults
@@ -256,9 +257,6 @@ def staged(
         x.local[...] = x.context.engine.to_host(array)
 
 
-_SLAB = 1 << 18  # elements that are computed at a time
-
-
 class OwnElements(NamedTuple):
     """The elements of a sub-matrix that this process has.
 
@@ -289,6 +287,18 @@ class OwnElements(NamedTuple):
             return None
         return cls(np, x.local(), _indices(x.rows, x.row), _indices(x.cols, x.col))
 
+    def write(self, values: Callable[[tuple[slice, slice]], Any], part: Trapezoid | None) -> None:
+        """Write into those of a trapezoid, or all: ``values`` returns what a piece becomes. Local."""
+        write_part(self.local, values, part, self.rows, self.cols, self.xp)
+
+    def scale(self, factor: Any, part: Trapezoid | None) -> None:
+        """Multiply those of a trapezoid, or all. Local."""
+        local = self.local
+        if part is None:
+            local *= factor
+        else:
+            self.write(lambda here: local[here] * factor, part)
+
 
 @sized_cache(lambda found: found.nbytes)
 def _indices(span: Axis, process: int) -> NDArray[np.int64]:
@@ -315,45 +325,11 @@ def _owner(axes: Axes, index: int) -> tuple[int, int]:
     return (axes.source + turn) % axes.nprocs, rounds * axes.block + within
 
 
-def _slabs(piece: OwnElements, part: Trapezoid) -> Iterator[tuple[slice, Any, Any]]:
-    """Yield which columns, with which elements count there, and how far these are right of the diagonal. Local."""
-    rows, cols = piece.xp.asarray(piece.rows)[:, None], piece.xp.asarray(piece.cols)
-    step = max(1, _SLAB // len(rows))
-    for at in range(0, len(cols), step):
-        apart = cols[None, at : at + step] - rows
-        inside = apart >= part.diagonal if part.uplo == "U" else apart <= part.diagonal
-        yield slice(at, at + step), inside, apart
-
-
 def filled(piece: OwnElements, part: Trapezoid | None, alpha: Any, beta: Any) -> None:
     """Set the elements of a trapezoid, or all, to ``beta`` on the diagonal and to ``alpha`` off it. Local."""
     xp, local, rows, cols = piece
-    if part is None:
-        local[...] = alpha
-        at = cols.searchsorted(rows)
-        i = (cols.take(at, mode="clip") == rows).nonzero()[0]
-        local[xp.asarray(i), xp.asarray(at[i])] = beta
-        return
     alpha, beta = (local.dtype.type(each) for each in (alpha, beta))
-    for where, inside, apart in _slabs(piece, part):
-        local[:, where] = xp.where(inside, xp.where(apart == 0, beta, alpha), local[:, where])
-
-
-def scaled(piece: OwnElements, part: Trapezoid | None, factor: Any) -> None:
-    """Multiply the elements of a trapezoid, or all. Local."""
-    xp, local, _, _ = piece
-    if part is None:
-        local *= factor
-        return
-    for where, inside, _ in _slabs(piece, part):
-        local[:, where] = xp.where(inside, local[:, where] * factor, local[:, where])
-
-
-def copied(source: OwnElements, target: OwnElements, part: Trapezoid | None) -> None:
-    """Copy the elements of a trapezoid, or all, between sub-matrices ``with_same_places``. Local."""
-    xp, local, _, _ = target
-    if part is None:
-        local[...] = source.local
-        return
-    for where, inside, _ in _slabs(target, part):
-        local[:, where] = xp.where(inside, source.local[:, where], local[:, where])
+    piece.write(lambda _: alpha, part)
+    at = cols.searchsorted(rows)
+    i = (cols.take(at, mode="clip") == rows).nonzero()[0]
+    local[xp.asarray(i), xp.asarray(at[i])] = beta
