@@ -17,6 +17,7 @@ from . import verification
 from .dtypes import element_type
 from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
+from .layout import Trapezoid
 from .layout.grid import one_of
 from .matrix.distributed import DistributedMatrix
 from .runtime.reading import check_operands, context_of, refuse
@@ -344,8 +345,7 @@ class _Check:
         local = x.on_host()
         read = np.ones(local.shape, bool)
         if local.size and any(x is each for each in by_triangle):
-            rows, cols = x.descriptor.global_indices(rank)
-            read = (rows[:, None] <= cols) if self._uplo == "U" else (rows[:, None] >= cols)
+            read = Trapezoid(self._uplo).mask(*x.descriptor.global_indices(rank))
         finite = np.isfinite(local)
         return int(np.count_nonzero(read & ~finite)), largest(np, [local[read & finite]])
 

@@ -24,7 +24,7 @@ from .blas.level3 import geadd, symm, syrk, trmm, trsm
 from .dtypes import as_dtype, is_float8
 from .epilogue import Scales
 from .errors import LibraryNotFoundError, StatusError, UnsupportedError
-from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
+from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from .linalg import cholesky, eigh, lstsq, solve, svd
 from .matrix.products import matmul
 from .planning import algorithms, plan
@@ -289,8 +289,7 @@ def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
     of = MatrixDescriptor((n, n), (-(-n // 8),) * 2, Grid.squarest(ctx.size), dtype=kind)
     elsewhere = MatrixDescriptor((n, n), (-(-n // 5),) * 2, Grid(1, ctx.size), dtype=kind, order="F")
     a, b, unit = ctx.empty(of), ctx.empty(of), ctx.from_function(lambda i, j: (i == j) * 1.0, of)
-    rows, columns = of.global_indices(ctx.rank)
-    lower = xp.asarray(rows[:, None] >= columns)
+    lower = xp.asarray(Trapezoid("L").mask(*of.global_indices(ctx.rank)))
 
     def product(value: float, algo: str) -> Array:
         a.local.fill(value)

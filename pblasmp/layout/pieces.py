@@ -65,8 +65,9 @@ class Trapezoid:
 
     def mask(self, rows: Indices, cols: Indices) -> NDArray[np.bool_]:
         """Return which elements of these rows and columns belong to it, as a rows × cols array in F order."""
-        apart: Indices = (cols[:, None] - rows).T
-        return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
+        edges, across = rows + self.diagonal, cols[:, None]
+        inside: NDArray[np.bool_] = (across <= edges if self.uplo == "L" else across >= edges).T
+        return inside
 
 
 FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
@@ -163,7 +164,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 STRIP = 128  # columns at a time of a triangle that is copied
 
 
-def write_part(
+def write_inside(
     dst: Array,
     values: Callable[[tuple[slice, slice]], Any],
     part: Trapezoid | None,

@@ -17,7 +17,7 @@ from ..comm import Cell, Cells, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
-from ..layout.pieces import write_part
+from ..layout.pieces import write_inside
 from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
 from .direct import part_of
@@ -228,7 +228,7 @@ def _on_host(x: DistributedMatrix) -> NDArray[Any]:
 def _write(b: DistributedMatrix, arrived: NDArray[Any], part: Trapezoid | None) -> None:
     """Put what has arrived, or ``part`` of it, into sub(B). Local."""
     host = _on_host(b)
-    write_part(host, arrived.__getitem__, part, *b.descriptor.global_indices(b.context.rank))
+    write_inside(host, arrived.__getitem__, part, *b.descriptor.global_indices(b.context.rank))
     if host is not b.local:
         b.context.engine.from_host(b.local, host)
 

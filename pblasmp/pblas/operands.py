@@ -22,7 +22,7 @@ from ..errors import PblasmpError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.axis import Axis
 from ..layout.caches import sized_cache
-from ..layout.pieces import write_part
+from ..layout.pieces import write_inside
 from ..matrix.distributed import DistributedMatrix
 from ..scalapack import column_major_view
 from .arguments import Faults
@@ -289,7 +289,7 @@ class OwnElements(NamedTuple):
 
     def write(self, values: Callable[[tuple[slice, slice]], Any], part: Trapezoid | None) -> None:
         """Write into those of a trapezoid, or all: ``values`` returns what a piece becomes. Local."""
-        write_part(self.local, values, part, self.rows, self.cols, self.xp)
+        write_inside(self.local, values, part, self.rows, self.cols, self.xp)
 
     def scale(self, factor: Any, part: Trapezoid | None) -> None:
         """Multiply those of a trapezoid, or all. Local."""

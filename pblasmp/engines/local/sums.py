@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...comm import Side, gather_numbers
-from ...layout import MatrixDescriptor
+from ...layout import MatrixDescriptor, Trapezoid
 from ..protocol import Engine
 
 _SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
@@ -174,11 +174,10 @@ def stored(
     values = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
     if kind == "all":
         return values, None
-    apart = cols - rows[:, None]
-    on_diagonal = apart == 0
+    on_diagonal = cols == rows[:, None]
     if kind == "diagonal":
         return xp.where(on_diagonal, values, 0), None
-    found = xp.where(apart >= 0 if uplo == "U" else apart <= 0, values, 0)
+    found = xp.where(Trapezoid(uplo).mask(rows, cols), values, 0)
     if kind == "triangular":
         return (xp.where(on_diagonal, 1, found) if diag == "U" else found), None
     if kind == "hermitian" and found.dtype.kind == "c":

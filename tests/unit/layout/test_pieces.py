@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pblasmp.engines.direct.asked import Axes
 from pblasmp.engines.direct.spans import span_of
 from pblasmp.layout import Trapezoid
-from pblasmp.layout.pieces import Rectangle, even_runs, pieces, write_part
+from pblasmp.layout.pieces import Rectangle, even_runs, pieces, write_inside
 
 M = 24
 
@@ -82,9 +82,9 @@ def test_indices_with_gaps(bits, uplo, diagonal):
     assert np.array_equal(part.T.mask(cols, rows), expected.T)
     assert np.array_equal(part.rest.mask(rows, cols), 1 - expected)
     to = np.zeros(expected.shape)
-    write_part(to, np.ones(to.shape).__getitem__, part, rows, cols)
+    write_inside(to, np.ones(to.shape).__getitem__, part, rows, cols)
     assert np.array_equal(to, expected)
-    write_part(to, lambda _: 2, None, rows, cols)
+    write_inside(to, lambda _: 2, None, rows, cols)
     assert np.array_equal(to, np.full(to.shape, 2))
 
 

@@ -323,11 +323,8 @@ def part_mask(part: Trapezoid | None, x: MatrixDescriptor, rank: int) -> Array |
         return None
     import cupy
 
-    rows, cols = x.global_indices(rank)
-    last, here = cupy.asarray(rows + part.diagonal), cupy.asarray(cols)
-    across, down = (here, last[:, None]) if x.order == "C" else (here[:, None], last)
-    mask = across <= down if part.uplo == "L" else across >= down
-    return mask if x.order == "C" else mask.T
+    rows, cols = map(cupy.asarray, x.global_indices(rank))
+    return part.T.mask(cols, rows).T if x.order == "C" else part.mask(rows, cols)
 
 
 def write_part(to: Array, of: Any, mask: Array | None = None) -> None:

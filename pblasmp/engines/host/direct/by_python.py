@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...._core import Core
-from ....layout.pieces import write_part
+from ....layout.pieces import write_inside
 from ...direct import Asked, Moved, Part, host_address
 from ...direct.sub_matrix import SubMatrix, UnfitError, vote_number
 from ...local.sums import MATRIX_REDUCTIONS, stored
@@ -66,7 +66,7 @@ class Move:
         if part is None:
             np.copyto(to, of)
         else:
-            write_part(to, of.__getitem__, part, *map(np.arange, to.shape))
+            write_inside(to, of.__getitem__, part, *map(np.arange, to.shape))
         return True
 
     def write(self, core: Core, memory: Array) -> None:
