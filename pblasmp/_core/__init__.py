@@ -20,9 +20,9 @@ from ..errors import ArgumentError
 from .build import BUILD, LIBRARY, digest
 
 __all__ = [
-    "BLAS", "BUILD", "COME", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "ROUTINES", "SCRATCH",
-    "STATUSES", "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState", "Core",
-    "LaunchState", "PostState", "SheetState", "load", "pack_request", "stale", "why_not",
+    "BLAS", "BUILD", "COME", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "REQUEST", "ROUTINES",
+    "SCRATCH", "STATUSES", "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState",
+    "Core", "LaunchState", "PostState", "SheetState", "load", "stale", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
@@ -80,9 +80,8 @@ _LETTERS = 4  # s, d, c, z
 MATRIX = struct.Struct("=16q8s3q")
 """``matrix`` of call.h."""
 
-_REQUEST = struct.Struct("=3q8s4d31q")
-pack_request = _REQUEST.pack_into
-"""``pack_request(room, 0, ...)`` writes what ``CallState`` calls the request: as ``call`` of call.h begins."""
+REQUEST = struct.Struct("=3q8s4d31q")
+"""What ``CallState`` calls the request: as ``call`` of call.h begins."""
 
 _VARIABLE = "PBLASMP_CORE"
 
@@ -129,7 +128,7 @@ class CallState(ctypes.Structure):
     """``call`` of call.h up to what is C's alone."""
 
     _fields_ = (
-        ("request", ctypes.c_char * _REQUEST.size),
+        ("request", ctypes.c_char * REQUEST.size),
         ("yields", ctypes.c_int64),
         ("unlike", ctypes.c_int64),
         ("memory", ctypes.c_void_p),

@@ -144,7 +144,7 @@ class CoreRanks:
 
         def compute(rank):
             state, room, meetings, _ = self._ranks[rank]
-            _core.pack_request(
+            _core.REQUEST.pack_into(
                 room, 0, _core.ROUTINES.index(routine), 0, new, words.encode(), alpha.real, alpha.imag, beta.real,
                 beta.imag, *(each for part in (*parts[rank], None)[:5] for each in part or calls._ABSENT), 0,
             )  # fmt: skip

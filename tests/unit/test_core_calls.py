@@ -28,7 +28,7 @@ TYPES = "fdFD"
 @needs_compiler
 def test_python_lays_out_calls_as_c_does(tmp_path):
     """And numbers routines, functions and statuses as it does."""
-    state, request = _core.CallState, _core._REQUEST.size
+    state, request = _core.CallState, _core.REQUEST.size
     names = {"request": "routine", "factor": "factor_at"}
     checks = [
         *(f"offsetof(call, {names.get(n, n)}) == {getattr(state, n).offset}" for n, *_ in state._fields_),

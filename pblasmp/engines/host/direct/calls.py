@@ -53,6 +53,7 @@ SLABS = "direct slabs"
 FIRST_SLABS = SLABS, 2 * _LEAST
 """The shared buffer of the first two sets of slabs, and its bytes: it takes no memory before it is used."""
 _ALIGNED = 64
+_REMEMBERED, _NONE = 1024, (None, b"")  # calls
 
 _LETTERS = "sdcz"
 _REAL = {  # what types have in place of a routine
@@ -118,7 +119,9 @@ class HostDirect:
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
         self._board: Votes | None = None  # which the core knows
-        self._asked: Asked | None = None  # likewise: it keeps what the core has addresses of
+        self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
+        # By number of what is asked for, which keeps what the core has addresses of.
+        self._packed: dict[int, tuple[Asked, bytes]] = {}
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
@@ -298,8 +301,7 @@ class HostDirect:
                 self._meet_by(board)
             state.unlike = channel.found[0] if channel.found else 0
             state.memory = self._addresses[sets.half]
-        if asked is not self._asked:
-            self._pack(asked)
+        self._pack(asked)
         state.yields = YIELDS if control.patient else 0
         status: int = self._start(self._call)
         if status <= _BY_PYTHON:
@@ -318,19 +320,22 @@ class HostDirect:
         return status
 
     def _pack(self, asked: Asked) -> None:
-        """Write what is asked for where the core reads it. It stays there: a call is often made again."""
+        """Write what is asked for where the core reads it. Calls are often made again: they are kept packed."""
         call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, given, beside = asked
         if given:
             room = self._state.numbers
             ctypes.memmove(room, given, min(len(given), ctypes.sizeof(room)))
-        _core.pack_request(
-            self._held, 0, _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
-            alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d,
-            *(beside or _ABSENT), len(given) // (d[0].pattern.itemsize if routine in _WITH_TAU else 4),
-        )  # fmt: skip
-        self._asked = (
-            None if FAMILIES[routine] == "lapack" else asked
-        )  # of which the core writes what is beside A there
+        known, packed = self._packed.get(id(asked), _NONE)
+        if asked is not known:
+            packed = _core.REQUEST.pack(
+                _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
+                alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d,
+                *(beside or _ABSENT), len(given) // (d[0].pattern.itemsize if routine in _WITH_TAU else 4),
+            )  # fmt: skip
+            if len(self._packed) >= _REMEMBERED:
+                self._packed.clear()
+            self._packed[id(asked)] = asked, packed
+        self._request[:] = packed
 
     def _meet_by(self, board: Votes) -> None:
         """Have the ranks meet by these boards."""
