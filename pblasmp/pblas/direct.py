@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,31 +29,11 @@ from .operands import entries
 _REMEMBERED = rank_share(1024, 1 << 16)  # layouts of a grid, and calls
 
 
-class _LegalDescriptor(NamedTuple):
-    """A legal descriptor.
-
-    Attributes:
-        pattern: its layout.
-        m, n: rows and columns.
-        here: those of the local array.
-        lld: its leading dimension.
-    """
-
-    pattern: Pattern
-    m: int
-    n: int
-    here: tuple[int, int]
-    lld: int
-
-    def held(self, array: NDArray[Any]) -> Held | None:
-        """Return a local array as direct calls take it; None if there is something to say about it. Local."""
-        try:
-            return Held.of(self.pattern, column_major_view(array, self.here, self.lld))
-        except ArgumentError:
-            return None
+_Layout = tuple[Pattern, int, int, tuple[int, int], int]
+"""Of a legal descriptor: the layout, rows and columns, those of the local array, and its leading dimension."""
 
 
-def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor | None:
+def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _Layout | None:
     """Return a descriptor's layout, None if there is something to say about it. Local."""
     faults = Faults("", ["desc"])
     values = entries(faults, "desc", desc)
@@ -68,7 +49,7 @@ def _layout(grid: ProcessGrid, desc: Any, dtype: np.dtype) -> _LegalDescriptor |
     rows, cols = (
         owned_below(extent, axes.mine, *axes[:4]) for extent, axes in ((m, found.rows), (n, found.cols))
     )
-    return None if lld < max(1, rows if cols else 1) else _LegalDescriptor(found, m, n, (rows, cols), lld)
+    return None if lld < max(1, rows if cols else 1) else (found, m, n, (rows, cols), lld)
 
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
@@ -86,13 +67,16 @@ def _looked_up(grid: ProcessGrid, place: Place, array: Any, desc: Any, dtype: np
     known = grid.layouts
     if len(known) >= _REMEMBERED:
         known.clear()
-    of = place[-1]
-    layout: _LegalDescriptor | None = known.get((dtype.char, of))
+    of, held = place[-1], None
+    layout: _Layout | None = known.get((dtype.char, of))
     if layout is None:
         layout = known[dtype.char, of] = _layout(grid, desc, dtype)
-    held = None if layout is None else layout.held(array)
-    found = known[dtype.char, place] = None if layout is None or held is None else (layout.m, layout.n, held)
-    return found
+    if layout is not None:
+        found, m, n, here, lld = layout
+        with suppress(ArgumentError):
+            held = Held.of(found, column_major_view(array, here, lld))
+    placed = known[dtype.char, place] = None if layout is None or held is None else (m, n, held)
+    return placed
 
 
 _Placed = tuple[int, int, Held]
