@@ -254,7 +254,7 @@ int prepare_lapack(call *c)
     /* larger calls are worth a plan, in which the ranks share the work */
     REQUIRE(is_single(c) || c->alike);
     int64_t held = m * n + (two ? c->y.rows.extent * c->y.cols.extent : 0);
-    int may_stay = needs(c, GETRS, POTRS) || needs(c, TRTRS, GETRF) || (c->routine == GEQRF && least <= IN_PLACE);
+    int may_stay = needs(c, GETRS, POTRS) || needs(c, TRTRS, GETRF) || (c->routine == GEQRF && n <= IN_PLACE);
     c->in_place = is_single(c) && may_stay && same_elements(two ? &c->b : &c->a, &c->d) && c->x.here.by_columns &&
                   c->to.here.by_columns && c->limits->lapack;
     REQUIRE(c->in_place || (m * n * (least + width) <= c->limits->lapack && held * c->item <= SCRATCH - 64));
