@@ -274,7 +274,10 @@ class DirectForm:
                     return None
                 if written and not array.flags.writeable:
                     return None
-                key.append(_place(array, desc))
+                of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
+                key.append(
+                    (host_address(array), array.shape, array.strides, of)
+                )  # ``_place``, which takes longer
         except Exception:  # noqa: BLE001 (what should be a descriptor is none)
             return None
         return tuple(key)
