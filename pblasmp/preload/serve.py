@@ -10,6 +10,7 @@ import struct
 import sys
 import time
 import traceback
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
@@ -78,60 +79,38 @@ def _say(message: str) -> None:
     sys.stderr.flush()
 
 
-class _ArgumentPlaces(NamedTuple):
-    """How the arguments of a routine are read: places among them.
+class _Places(NamedTuple):
+    """How the arguments of a routine are read.
 
     Attributes:
         function: ``pblasmp.pblas``'s.
-        letters, contexts, unused: of options, of integers that are contexts, and of workspaces.
-        scalars: of alpha and beta, with what reads them.
-        results: of numbers that the routine writes, with their types.
-        descriptors: of all.
-        arrays: of local arrays, with the places of their descriptors.
-        beside: of arrays beside A, with its descriptor's place, the axis that they follow, and their types.
-        dtype: of the matrices.
-        of_c: see ``Row``.
+        row: the routine.
+        places: by kind, the places of arguments, with a scalar's format, a result's type, the place of an array's
+            descriptor, or what an array beside A has: the place of A's descriptor, the axis that it follows, its type.
     """
 
     function: Any
-    letters: list[int]
-    contexts: list[int]
-    unused: list[int]
-    scalars: list[tuple[int, struct.Struct]]
-    results: list[tuple[int, np.dtype]]
-    descriptors: list[int]
-    arrays: list[tuple[int, int]]
-    beside: list[tuple[int, int, int, np.dtype]]
-    dtype: np.dtype
-    of_c: bool
+    row: Row
+    places: dict[str, list[tuple[int, Any]]]
 
     @classmethod
-    def of(cls, name: str, row: Row) -> _ArgumentPlaces:
+    def of(cls, name: str, row: Row) -> _Places:
         """Return the form of a routine. Local."""
-        form = cls(getattr(pblas, name), [], [], [], [], [], [], [], [], row.dtype, row.of_c)
+        form = cls(getattr(pblas, name), row, defaultdict(list))
         real = np.empty(0, row.dtype).real.dtype
         at = {each: i for i, each in enumerate(row.arguments)}
         for each, i in at.items():
-            kind = row.kind(each)
-            if kind == "letter":
-                form.letters.append(i)
-            elif kind == "scalar":
+            kind, how = row.kind(each), cast("Any", None)
+            if kind == "scalar":
                 parts = 1 if each in row.real or row.dtype.kind != "c" else 2
-                form.scalars.append((i, struct.Struct("=" + parts * real.char)))
+                how = struct.Struct("=" + parts * real.char)
             elif kind == "result":
-                integral = each in ("indx", "info")
-                form.results.append((i, _INTEGER if integral else real if each in _REAL else row.dtype))
-            elif kind == "descriptor":
-                form.descriptors.append(i)
+                how = _INTEGER if each in ("indx", "info") else real if each in _REAL else row.dtype
             elif kind == "array":
-                form.arrays.append((i, at[f"desc{each}"]))
+                how = at[f"desc{each}"]
             elif kind == "beside":
-                dtype = _INTEGER if each == "ipiv" else row.dtype
-                form.beside.append((i, at["desca"], row.beside[each], dtype))
-            elif kind == "unused":
-                form.unused.append(i)
-            elif each == "ictxt":
-                form.contexts.append(i)
+                how = at["desca"], row.beside[each], _INTEGER if each == "ipiv" else row.dtype
+            form.places["context" if each == "ictxt" else kind].append((i, how))
         return form
 
 
@@ -148,7 +127,7 @@ class Server:
         self._closed: set[Any] = set()  # those of these that have been closed before
         self._frozen = False  # what the garbage collector need not look through
         self.names = list(ROWS)
-        self._forms: dict[int, _ArgumentPlaces] = {}
+        self._forms: dict[int, _Places] = {}
         self._known: dict[Any, tuple[list[int], int, int, int]] = {}  # what ``_descriptor`` returns
 
     def serve(self, routine: int, arguments: Any) -> int:
@@ -162,8 +141,8 @@ class Server:
         name = self.names[routine]
         try:
             if form is None:
-                form = self._forms[routine] = _ArgumentPlaces.of(name, ROWS[name])
-            form.function(*self._values(form, arguments[: len(ROWS[name].arguments)]))
+                form = self._forms[routine] = _Places.of(name, ROWS[name])
+            form.function(*self._values(form, arguments[: len(form.row.arguments)]))
         except pblas.ParameterError:
             return 0  # on every process, and nothing was written: the program's library takes it, or ends the job
         except PblasmpError as error:
@@ -191,27 +170,26 @@ class Server:
         except BaseException:  # noqa: BLE001 - nothing may pass into C
             self._end(traceback.format_exc())
 
-    def _values(self, form: _ArgumentPlaces, values: list[Any]) -> list[Any]:
+    def _values(self, form: _Places, values: list[Any]) -> list[Any]:
         """Return the arguments as ``pblasmp.pblas`` takes them, in the place of what C has passed."""
-        addresses = values.copy()
-        for i in form.letters:
-            values[i] = chr(addresses[i])
-        for i in form.contexts:
-            values[i] = self._grid_of(addresses[i])
-        for i in form.unused:
+        places, dtype, counts = form.places, form.row.dtype, {}
+        for i, _ in places["letter"]:
+            values[i] = chr(values[i])
+        for i, _ in places["context"]:
+            values[i] = self._grid_of(values[i])
+        for i, _ in places["unused"]:
             values[i] = None
-        for i, numbers in form.scalars:
-            found = numbers.unpack_from(_memory, addresses[i] - _FIRST)
+        for i, numbers in places["scalar"]:
+            found = numbers.unpack_from(_memory, values[i] - _FIRST)
             values[i] = complex(*found) if len(found) == 2 else found[0]
-        for i, dtype in form.results:
-            values[i] = _array(addresses[i], 1, dtype)
-        counts = {}
-        for i in form.descriptors:
-            values[i], *counts[i] = self._descriptor(addresses[i], of_c=form.of_c)
-        for i, of in form.arrays:
-            values[i] = _array(addresses[i], counts[of][2], form.dtype)
-        for i, of, axis, dtype in form.beside:
-            values[i] = _array(addresses[i], counts[of][axis], dtype)
+        for i, kind in places["result"]:
+            values[i] = _array(values[i], 1, kind)
+        for i, _ in places["descriptor"]:
+            values[i], *counts[i] = self._descriptor(values[i], of_c=form.row.of_c)
+        for i, of in places["array"]:
+            values[i] = _array(values[i], counts[of][2], dtype)
+        for i, (of, axis, kind) in places["beside"]:
+            values[i] = _array(values[i], counts[of][axis], kind)
         return values
 
     def _descriptor(self, address: int, *, of_c: bool) -> tuple[list[int], int, int, int]:
