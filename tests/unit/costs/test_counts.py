@@ -16,6 +16,7 @@ from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
 from pblasmp.engines.dense.stationary import StationaryMethod
+from pblasmp.layout import ParallelProblem
 from pblasmp.layout.intersection import common_counts
 from pblasmp.layout.routines import ROUTINES
 from tests.helpers.cases import grids, layout, pick
@@ -207,6 +208,15 @@ def test_few_ranks_of_many_are_counted(name, per_node):
     x = pb.MatrixDescriptor((2048, 2048), 64, "32x32")
     p = pb.Level3Problem(name, **dict.fromkeys((*ROUTINES[name].operands, "d"), x))
     assert len(p.traffic(ranks_per_node=per_node).shapes) <= 6
+
+
+def test_rows_of_any_shares():
+    """Slabs have rows in equal blocks; once they were also taken for rows in other parts."""
+    kind = np.dtype("float64")
+    p = ParallelProblem("matmul_reduce_scatter", (5, 5), (3, 3), (4, 4), (2, 3), kind, kind, kind)
+    assert p.traffic().sent_bytes.sum() == 0
+    with pytest.raises(pb.UnsupportedError, match=r"rows are \[2, 3\] on the ranks, expected \[3, 2\]"):
+        p.traffic("panels")
 
 
 def test_memory_decides():

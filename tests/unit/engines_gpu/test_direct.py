@@ -20,7 +20,7 @@ from tests.helpers.calls import computed, legal_options, scalars, written
 from tests.helpers.calls import drawn as calls_drawn
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import FakePeer, Fault, Peers
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
@@ -290,6 +290,28 @@ def test_what_is_kept_holds_no_array_and_is_bounded(monkeypatch):
         part, to = (whole, 0, i, 8, 1, False), (other, 0, i, 8, 1, False)
         assert ranks.run({"a": part, "c": to, "d": to}, routine="geadd", beta=1)
         assert len(ranks.direct[0]._calls) <= 5
+
+
+@pytest.mark.usefixtures("_small")
+def test_every_call_asks_for_its_slabs(monkeypatch):
+    """Also one that is bound already: the memory is kept if a user's graph records this call."""
+    asked, symmetric = [], FakePeer.symmetric
+    monkeypatch.setattr(
+        FakePeer,
+        "symmetric",
+        lambda gpu, name, rank: (asked.append((gpu.rank, rank)), symmetric(gpu, name, rank))[1],
+    )
+    ranks = Ranks(2)
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
+    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
+    whole = (0, 0, 8, 8, False)
+    for _ in range(5):
+        asked.clear()
+        assert ranks.run(
+            {"a": (a, *whole), "b": (b, *whole), "c": (c, *whole), "d": (c, *whole)}, routine="matmul", beta=1
+        )
+        assert {(0, 0), (1, 1)} <= set(asked)
+    ranks.finish()
 
 
 @pytest.mark.usefixtures("_small")

@@ -80,6 +80,22 @@ def test_c_may_be_another_matrix(lt, products):
     assert (without["c"], without["layouts"][2]) == (0x6000, (DataType.R_32F, 6, 4, 6))
 
 
+def test_scales_of_8_bit_products(lt, products):
+    """X is the library's B, and W its A."""
+    x, w = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn")
+    d = view(32, 48, "float8_e4m3fn", 0x3000)
+    finish = Fused(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
+    products.multiply(1, x, w, d, op_w="T", finish=finish)
+    (call,) = lt.calls
+    assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (32, 16)
+    assert (call["D_SCALE_POINTER"], call["AMAX_D_POINTER"]) == (48, 4)
+    assert call["BIAS_DATA_TYPE"] == DataType.R_16BF
+    kinds = [layout[0] for layout in call["layouts"]]
+    assert kinds == [DataType.R_8F_E4M3, DataType.R_8F_E5M2, DataType.R_16BF, DataType.R_8F_E4M3]
+    assert call["c"] == 0
+    assert not lt.copies
+
+
 def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
     x, w, d = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn"), view(32, 48)
     for stream in (1, 2):

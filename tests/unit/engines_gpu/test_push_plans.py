@@ -104,6 +104,34 @@ def test_copies_that_a_graph_holds_are_in_the_workspace(ctx, gpu):
     assert none == 0 < copies == more - plain
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monkeypatch, order, offset):
+    seen: list[int] = []
+    multiply = ctx.engine.operations.multiply
+
+    def noted(x: Any, w: Any, d: Any, c: Any, **how: Any) -> None:
+        seen.extend(y.address | y.ld * y.dtype.itemsize for y in (x, w, d, *([c] if c else [])))
+        multiply(x, w, d, c, **how)
+
+    monkeypatch.setattr(ctx.engine.operations, "multiply", noted)
+    whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32", order=order)
+    a, b, c, d = (
+        ctx.random(whole, seed=seed)[offset : offset + 13, offset : offset + 13] for seed in range(4)
+    )
+    before = d.gather()
+    with pb.plan(pb.matmul, a, b, c, out=d, beta=2, algo="push") as plan:
+        assert (d.gather() == before).all()
+        plan()
+        np.testing.assert_allclose(d.gather(), a.gather() @ b.gather() + 2 * c.gather(), rtol=1e-5)
+        kept = sum(copy.base.nbytes for copy in plan._product._copies.values())
+        assert plan.workspace.device_bytes >= kept
+    aligned = [at % 16 == 0 for at in seen]
+    assert aligned
+    assert all(aligned)
+    assert (kept > 0) == (offset == 1)
+
+
 @pytest.fixture
 def eight(ctx, gpu, monkeypatch) -> None:
     """cuBLASLt of the GPU that is played."""

@@ -62,6 +62,18 @@ def test_grids_of_d_have_buffers_of_their_own(ctx, lib):
     assert len(lib.gpu.did("window")) == len({call["grid"] for call in lib.of("BufferRegister")}) == 2
 
 
+def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
+    p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
+    for symmetric in (False, True):
+        b = ctx.empty(p.b, symmetric=symmetric)
+        with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
+            registered = [call["ptr"] for call in lib.of("BufferRegister")]
+            assert registered == [b.local.data.ptr] * symmetric
+            assert ("B, which is gathered, is in symmetric memory" in plan.report().notes) == symmetric
+    with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul"):
+        assert len(lib.of("BufferRegister")) == 1  # once
+
+
 def test_no_room_is_a_memory_error_and_the_next_run_tries_again(ctx, lib):
     with planned(ctx) as plan:
         lib.gpu.free = 4095
