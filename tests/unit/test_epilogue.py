@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.epilogue import aux_layout, vector_length
 from tests.helpers.epilogues import KINDS
 
 V = np.zeros(3)
@@ -63,3 +64,26 @@ def test_nothing_at_all():
 def test_it_is_frozen():
     with pytest.raises(AttributeError):
         pb.Epilogue("relu").activation = "gelu"
+
+
+def test_vectors_across_what_is_scattered_are_whole():
+    """GEMM + ReduceScatter of torch's y = x w^T: each rank has a part of y's rows, and all columns."""
+    p = pb.MatmulProblem.matmul_reduce_scatter(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
+    assert p.d.local_shape(1) == (3, 8)
+    names = ("bias", "bias_grad", "bias_grad_a", "bias_grad_b")
+    assert [vector_length(name, p, 1) for name in names] == [8, 8, 12, 8]
+    p = pb.MatmulProblem.allgather_matmul(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
+    assert [vector_length(name, p, 1) for name in names] == [2, 2, 12, 2]
+    p = pb.MatmulProblem.matmul_allreduce(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
+    assert [vector_length(name, p, 1) for name in names] == [8, 8, 12, 8]
+
+
+@pytest.mark.parametrize(
+    ("width", "mask", "padded"), [(1, 16, 8), (8, 16, 8), (128, 16, 128), (129, 32, 136)]
+)
+def test_auxiliary_arrays_are_padded(width, mask, padded):
+    d = pb.MatrixDescriptor((5, width), (5, width), pb.Grid(1, 1), dtype="float16")
+    assert aux_layout(d, 0, "relu") == ((5, mask), mask, np.uint8)
+    assert aux_layout(d, 0, "dgelu") == ((5, width), padded, np.float16)
+    assert aux_layout(d.T, 0, "drelu") == ((mask, 5), mask, np.uint8)
+    assert aux_layout(d.T, 0, "gelu") == ((width, 5), padded, np.float16)

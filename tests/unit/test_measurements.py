@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import tracemalloc
@@ -36,6 +37,14 @@ def test_the_same_sizes():
     found = known(((64, 64, 64), {"a": 2.0, "b": 1.0}))
     assert found.seconds(product(64), Options()) == pytest.approx({"a": 2.0, "b": 1.0})
     assert found.knows(product(64), Options())
+
+
+def test_between_sizes_the_nearer_one_counts_more():
+    found = known(((64,), {"a": 1.0, "b": 2.0}), ((256,), {"a": 8.0, "b": 4.0}))
+    for m, best in ((70, "a"), (90, "a"), (180, "b"), (250, "b")):
+        seconds = found.seconds(product(m), Options())
+        assert min(seconds, key=seconds.get) == best
+    assert found.seconds(product(128), Options())["a"] == pytest.approx(math.sqrt(2.0 * 4.0))
 
 
 def test_algorithms_that_were_not_measured_everywhere_are_not_compared():

@@ -99,6 +99,14 @@ def test_factorizations_with_faults(change, faults):
     assert files.check(io.StringIO(problem.to_toml())) == problem.faults()
 
 
+def test_shipped_problems(subtests):
+    for name, problem in PROBLEMS.items():
+        with subtests.test(name):
+            there_and_back(problem, "problem")
+            there_and_back(problem.T, "problem")
+            assert pb.load_problem(name) == problem
+
+
 @settings(max_examples=draws(30, long=100))
 @given(
     descriptors(), descriptors(), descriptors(), st.none() | descriptors(),

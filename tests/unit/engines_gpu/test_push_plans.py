@@ -132,6 +132,21 @@ def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monk
     assert (kept > 0) == (offset == 1)
 
 
+def test_what_takes_many_commands_is_copied_first_and_in_the_workspace(ctx, gpu, monkeypatch):
+    monkeypatch.setattr(
+        push.Pushed, "takes_many_commands", lambda _, which, ld: (which, ld) in ((0, 16), (1, 8))
+    )
+    for k, copied, nbytes in ((16, ["aligned 0"], 16 * 16 * 4), (8, [], 0)):
+        a, b = (
+            ctx.random(pb.MatrixDescriptor(shape, (4, 4), GRID, dtype="float32", order="C"))
+            for shape in ((16, k), (k, 16))
+        )
+        with pb.plan(pb.matmul, a, b, algo="push") as plan:
+            np.testing.assert_allclose(plan().gather(), a.gather() @ b.gather(), rtol=1e-5)
+            assert sorted(plan._product._copies) == copied
+            assert plan.workspace.device_bytes == nbytes
+
+
 @pytest.fixture
 def eight(ctx, gpu, monkeypatch) -> None:
     """cuBLASLt of the GPU that is played."""
