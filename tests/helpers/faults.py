@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
@@ -169,16 +170,10 @@ def exits(status):
         a @ a
 
 
-def exits_with_2():
-    exits(2)
-
-
-def exits_with_a_text():
-    exits("good bye")
-
-
-def exits_with_0():
-    exits(0)
+EXITS = {
+    f"exits_with_{name}": partial(exits, status)
+    for name, status in (("2", 2), ("a_text", "good bye"), ("0", 0))
+}
 
 
 def exits_while_others_wait_in_mpi():
@@ -313,50 +308,33 @@ def caught_in(work, module, name, after=0):
         assert RANK or whole[0, 0] == 140
 
 
-def caught_in_a_move():
-    caught_in(lambda ctx, _: moves(ctx), pblasmp.comm.exchange, "copy", 3)
+def one_run(_, a):
+    """Rank 1 has agreed on the run of a plan, and does not compute."""
+    plan = pb.plan(pb.matmul, a, a, algo="panels")
+    function = fails_on_rank_1(pblasmp.runtime.plans.Plan, "_hold", MemoryError("no room"))
+    try:
+        plan()
+    finally:
+        pblasmp.runtime.plans.Plan._hold = function
 
 
-def caught_before_a_move():
-    caught_in(lambda ctx, _: moves(ctx), pblasmp.engines.host.host_engine, "ExchangeMove")
+def panels(_, a):
+    pb.matmul(a, a, algo="panels")
 
 
-def caught_in_scatter():
-    def work(ctx, _):
-        ctx.scatter(np.ones((300, 300)), wide(ctx), root=1)
-
-    caught_in(work, pblasmp.comm.exchange, "copy", 2)
-
-
-def caught_in_gather():
-    caught_in(lambda _, a: a.gather(), pblasmp.comm.mpi_communicator.MpiCommunicator, "isend")
-
-
-def caught_in_a_product():
-    caught_in(
-        lambda _, a: pb.matmul(a, a, algo="panels"),
-        pblasmp.engines.host.host_operations.HostOperations,
-        "gemm",
-    )
-
-
-def caught_between_two_parts():
-    """One rank has prepared a product, and does not run it."""
-    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.runtime.plans.Plan, "_log")
-
-
-def caught_between_two_parts_of_a_run():
-    """One rank has agreed on the run of a plan, and does not compute."""
-
-    def work(_, a):
-        plan = pb.plan(pb.matmul, a, a, algo="panels")
-        function = fails_on_rank_1(pblasmp.runtime.plans.Plan, "_hold", MemoryError("no room"))
-        try:
-            plan()
-        finally:
-            pblasmp.runtime.plans.Plan._hold = function
-
-    caught_in(work, pblasmp.runtime.plans.Plan, "_hold", 1)
+CAUGHT = {
+    "caught_in_a_move": (lambda ctx, _: moves(ctx), pblasmp.comm.exchange, "copy", 3),
+    "caught_before_a_move": (lambda ctx, _: moves(ctx), pblasmp.engines.host.host_engine, "ExchangeMove"),
+    "caught_in_scatter": (
+        lambda ctx, _: ctx.scatter(np.ones((300, 300)), wide(ctx), root=1), pblasmp.comm.exchange, "copy", 2,
+    ),
+    "caught_in_gather": (lambda _, a: a.gather(), pblasmp.comm.mpi_communicator.MpiCommunicator, "isend"),
+    "caught_in_a_product": (panels, pblasmp.engines.host.host_operations.HostOperations, "gemm"),
+    "caught_in_a_vote": (lambda _, a: a @ a, pblasmp.engines.host.direct.calls.HostDirect, "_status"),
+    "caught_between_two_parts": (panels, pblasmp.runtime.plans.Plan, "_log"),  # prepared, and not run
+    "caught_between_two_parts_of_a_run": (one_run, pblasmp.runtime.plans.Plan, "_hold", 1),
+}  # fmt: skip
+"""What is called, and where rank 1 lacks memory."""
 
 
 def caught_from_close():
@@ -373,10 +351,6 @@ def caught_from_close():
         say(f"rank {RANK}: ClosedError: {error}")
     time.sleep(0.6)  # longer than others wait for who must still hear of an error
     say(f"rank {RANK}: went on")
-
-
-def caught_in_a_vote():
-    caught_in(lambda _, a: a @ a, pblasmp.engines.host.direct.calls.HostDirect, "_status")
 
 
 def caught_alarm():
@@ -632,8 +606,10 @@ def slow_but_in_order():
             say(f"rank 0: went on {int(whole[0, 0])}")
 
 
+PROGRAMS = EXITS | {name: partial(caught_in, *how) for name, how in CAUGHT.items()}
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         if sys.argv[2:]:
             say(f"rank {RANK}: {name}")
-        globals()[name]()
+        PROGRAMS.get(name, globals().get(name))()
