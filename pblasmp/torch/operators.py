@@ -528,18 +528,17 @@ class EagerProduct(torch.autograd.Function):
         )
 
 
-_apply = super(
-    torch.autograd.Function, EagerProduct
-).apply  # without a search for what the next function finds
-
-
 def apply(
     x: Tensor, w: Tensor, bias: Tensor | None, asked: Multiplication, mains: Sequence[Tensor]
 ) -> Tensor:
-    """Return what ``EagerProduct.apply`` does. Collective over the context, unless it is local."""
+    """Return what ``EagerProduct.apply`` does, which searches for transforms also where no operand has any.
+
+    Collective over the context, unless it is local.
+    """
     wraps = torch._C._functorch.is_functorch_wrapped_tensor
     wrapped = wraps(x) or wraps(w) or (bias is not None and wraps(bias))  # by a transform that is over
-    y: Tensor = (EagerProduct.apply if wrapped else _apply)(x, w, bias, asked, mains)
+    function: Any = EagerProduct if wrapped else super(torch.autograd.Function, EagerProduct)
+    y: Tensor = function.apply(x, w, bias, asked, mains)
     return y
 
 
