@@ -195,7 +195,7 @@ class RepeatedCalls:
 
         Args:
             agreement: makes an agreement on the call.
-            key: what this rank was asked for; None for calls that are not remembered.
+            key: this rank's arguments; None for calls that are not remembered.
             again: is given what is remembered; an exception is a fault of the call.
             first: is given the facts of the agreement to fill; an exception is a fault of the call.
             voted: whether ``vote_on`` has returned False for this call: now all ranks agree on the details.

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 Array = Any
 
 _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
-_MOVES, _BEFORE = (
-    "ahead, moves",
-    "before moves",
-)  # a stream of high priority, and the mark of what it waits for
+_MOVES = "ahead, moves"  # a stream of high priority
+_BEFORE = "before moves"  # the mark of what it waits for
 
 
 class GpuTransport(Transport):

@@ -162,10 +162,7 @@ class ElpaProduct(SpectralProduct):
 
     def __init__(self, engine: Engine, problem: FactorProblem, library: Elpa) -> None:
         super().__init__(engine, problem, work_layout(problem.a, engine.transport.size))
-        self._library, self._handle = (
-            library,
-            0,
-        )  # made by the first run, and kept: its communicators take time
+        self._library = library
         self.path = "ELPA" + (", on moved matrices" if self.moved else "")
 
     def _take(self, given: Array, a: Array) -> None:

@@ -294,22 +294,16 @@ class FactorKernels(CompiledKernels):
         place, some = (_at(a), _ld(a), cols), min(total, _MOST)
         together = _COLUMNS if total <= _MOST else _COLUMNS // 2
         grid = min(-(-cols // together), (8 if total <= _MOST else 1) * self._most()[1]), 1
-        threads, macros = (
-            min(_THREADS, -(-2 * some // 32) * 32),
-            {"COLUMNS": together, "FEW": _FEW, "MOST": _MOST},
-        )
+        threads = min(_THREADS, -(-2 * some // 32) * 32)
+        macros = {"COLUMNS": together, "FEW": _FEW, "MOST": _MOST}
         if total <= _FEW:
             kernel = self._of("exchange", cuda("swap.cu"), "QqqQiii", dtype, **macros)
             kernel(stream, grid, threads, (*place, _at(pivots), total, first, back))
             return
         pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
         kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
-        kernel(
-            stream,
-            (-(-total // _MOST), -(-some // _FEW)),
-            _FEW,
-            (_at(pivots), total, first, back, _at(pairs)),
-        )
+        arguments = _at(pivots), total, first, back, _at(pairs)
+        kernel(stream, (-(-total // _MOST), -(-some // _FEW)), _FEW, arguments)
         kernel = self._of("swap", cuda("swap.cu"), "QqqQii", dtype, **macros)
         kernel(stream, grid, threads, (*place, _at(pairs), total, back))
 

@@ -120,7 +120,7 @@ class HostDirect:
         self._addresses = 0, 0  # of the sets
         self._board: Votes | None = None  # which the core knows
         self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
-        # By number of what is asked for, which keeps what the core has addresses of.
+        # By the id of the request, which is kept: it has what the core knows by address.
         self._packed: dict[int, tuple[Asked, bytes]] = {}
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
@@ -320,7 +320,7 @@ class HostDirect:
         return status
 
     def _pack(self, asked: Asked) -> None:
-        """Write what is asked for where the core reads it. Calls are often made again: they are kept packed."""
+        """Write the request where the core reads it. Calls are often made again: they are kept packed."""
         call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, given, beside = asked
         if given:
             room = self._state.numbers
