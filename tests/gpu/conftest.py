@@ -56,15 +56,21 @@ def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
         pytest.skip(f"{name} is for {kinds[0].ranks} ranks")
 
 
+REFUSED = {  # setting of the run: the reasons for which an algorithm asked for by name is refused there
+    "NCCL_HOSTID": ("NCCL has no window", "GPUs of one NVLink domain"),
+    "NCCL_MULTI_RANK_GPU_ENABLE": ("ranks share a GPU",),
+}
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[Any]:
-    """Between hosts (hosts.sh), skip what names an algorithm that needs symmetric memory of all ranks."""
+    """Skip an algorithm that needs symmetric memory between hosts (hosts.sh), or a GPU for each rank."""
     try:
         return (yield)
     except pb.UnsupportedError as error:  # the same on every rank
-        far = any(words in str(error) for words in ("NCCL has no window", "GPUs of one NVLink domain"))
-        if os.environ.get("NCCL_HOSTID") and far:
-            pytest.skip(f"refused between hosts: {error}".splitlines()[0])
+        reasons = [words for name, words in REFUSED.items() if os.environ.get(name)]
+        if any(word in str(error) for words in reasons for word in words):
+            pytest.skip(f"refused here: {error}".splitlines()[0])
         raise
 
 
