@@ -241,7 +241,7 @@ class _Check:
         if self._name not in _RULES:
             known = ", ".join(_RULES)
             raise ArgumentError(
-                f"verify: expected one of the functions {known}, or its name, got {self._name!r}"
+                f"verify: expected one of the functions {known}, or its name, got {short_repr(self._name)}"
             )
         _, _, taken = _RULES[self._name]
         if unknown := {*self._how} - {*taken.split(), "algo"}:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .docstrings import public_face
 from .epilogue import aux_layout
-from .errors import ArgumentError
+from .errors import ArgumentError, short_repr
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import one_of
 from .matrix import creation, io
@@ -183,7 +183,7 @@ class Context(Runtime[DistributedMatrix]):
         self.check_open()
         self.check_descriptor(descriptor)
         if not one_of(activation, ("relu", "gelu", "drelu", "dgelu")):
-            raise ArgumentError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
+            raise ArgumentError(f"activation: expected 'relu' or 'gelu', got {short_repr(activation)}")
         if self.rank >= descriptor.grid.size:
             return self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
         shape, ld, dtype = aux_layout(descriptor, self.rank, activation)

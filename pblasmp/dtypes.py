@@ -108,7 +108,8 @@ def as_dtype(dtype: Any) -> np.dtype:
     ):  # NumPy parses what it is given
         found = None
     if found is None or found not in _BY_DTYPE:
-        raise ArgumentError(f"dtype {dtype!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
+        text = dtype if isinstance(dtype, (str, np.dtype)) else short_repr(dtype)
+        raise ArgumentError(f"dtype {text} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
     return found
 
 

@@ -69,7 +69,8 @@ class Epilogue:
     def __post_init__(self) -> None:
         if self.activation is not None and not one_of(self.activation, _FORWARD + _BACKWARD):
             raise ArgumentError(
-                f"epilogue: activation is {self.activation!r}, expected None, 'relu', 'gelu', 'drelu' or 'dgelu'"
+                f"epilogue: activation is {short_repr(self.activation)}, expected None, 'relu', 'gelu', 'drelu' "
+                "or 'dgelu'"
             )
         faults = list(self._misfits())
         if faults:
@@ -263,7 +264,7 @@ class Scales:
 
     def __post_init__(self) -> None:
         if not one_of(self.mode, ("tensor", "block")):
-            raise ArgumentError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
+            raise ArgumentError(f"scales: mode is {short_repr(self.mode)}, expected 'tensor' or 'block'")
         for name in ("a", "b", "d"):
             value = getattr(self, name)
             if isinstance(value, (Number, np.generic)):
@@ -271,7 +272,7 @@ class Scales:
                     raise ArgumentError(f"scales: {name} is {short_repr(value)}, expected an array of bytes")
                 object.__setattr__(self, name, _number(name, value))
         if isinstance(self.amax, (Number, np.generic)):
-            raise ArgumentError(f"scales: amax is {self.amax!r}, expected an array to write it to")
+            raise ArgumentError(f"scales: amax is {short_repr(self.amax)}, expected an array to write it to")
         if self.mode == "block" and (self.a is None or self.b is None or self.d is not None):
             raise ArgumentError("scales: mode 'block' needs a and b, and has no d")
 

@@ -110,12 +110,18 @@ def not_two(ndim: int, array: str = "array") -> str:
     return f"expected a matrix (2 dimensions), got {ndim}{hint}"
 
 
+def printed(value: object) -> str:
+    """Return ``repr(value)``, or in words that it is too large to print. Local."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to print"
+
+
 def short_repr(value: object) -> str:
     """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
-        return f"a value of type {type(value).__name__} that is too large to print"
+        text = printed(value)
     except Exception:  # noqa: BLE001 - the user's code
         return f"a value of type {type(value).__name__} that cannot be printed"
     text = " ".join(text.split()) if "\n" in text else text  # arrays have lines

@@ -111,7 +111,7 @@ def tune(
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
-                raise ArgumentError(f"limit: expected a positive number of seconds, got {limit!r}")
+                raise ArgumentError(f"limit: expected a positive number of seconds, got {short_repr(limit)}")
         assert planned._bound is not None
         given = planned._asked, planned._bound.operands, problem
         return _measure(ctx, given, planned._options, limit, progress)

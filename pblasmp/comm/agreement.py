@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, PblasmpError, RankMismatchError, ranks_text
+from ..errors import ClosedError, PblasmpError, RankMismatchError, printed, ranks_text
 from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
@@ -433,7 +433,7 @@ def _unlike(found: list[str]) -> RankMismatchError:
 
 
 def _as_texts(facts: dict[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else repr(value) for name, value in facts.items()}
+    return {name: value if isinstance(value, str) else printed(value) for name, value in facts.items()}
 
 
 def _pack(error: BaseException) -> tuple[bytes, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, UnsupportedError, short_repr
 from ..launchers import surroundings
 from .communicator import Array, Communicator, Request, Votes, described
 from .locations import Location
@@ -133,7 +133,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
     if not hasattr(comm, "Is_inter"):
         raise ArgumentTypeError(
             "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
-            f"got {comm!r}"
+            f"got {short_repr(comm)}"
         )
     given = cast("MPI.Comm", comm)
     if given == mpi().COMM_WORLD and launcher is not None and launcher.size is not None:

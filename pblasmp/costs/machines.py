@@ -157,9 +157,12 @@ def load_machine(machine: str | PathLike[str] | Machine) -> Machine:
     if isinstance(machine, Machine):
         return machine
     known = {path.stem: path for path in find("machines")}
-    path = known.get(str(machine)) or as_path(machine, "machine")
+    path = as_path(machine, "machine")
+    path = known.get(str(path), path)
     if not path.exists():
-        raise ArgumentError(f"machine: expected one of {', '.join(known)} or a file, got {str(machine)!r}")
+        raise ArgumentError(
+            f"machine: expected one of {', '.join(known)} or a file, got {short_repr(str(machine))}"
+        )
     return machine_from(load_table(path), path.stem)
 
 

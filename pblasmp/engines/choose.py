@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..comm import Agreement, Communicator, allgather_alike, ranks_per_node
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from .host import HostEngine
 from .protocol import Engine
 
@@ -39,7 +39,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
         if name not in NAMES:
-            raise ArgumentError(f"engine: expected one of {', '.join(NAMES)}, got {name!r}")
+            raise ArgumentError(f"engine: expected one of {', '.join(NAMES)}, got {short_repr(name)}")
         facts["PBLASMP_RANKS_PER_NODE"] = ranks_per_node()
     if name == "host":
         return HostEngine(comm, "requested")

@@ -318,7 +318,9 @@ def _range(which: Any, extent: int, what: str) -> tuple[int, int]:
     if not isinstance(which, slice):
         at = index(which)
         if not -extent <= at < extent:
-            raise ArgumentError(f"index: {what} {at} is out of range: the matrix has {extent} {what}s")
+            raise ArgumentError(
+                f"index: {what} {short_repr(at)} is out of range: the matrix has {extent} {what}s"
+            )
         return at % extent, at % extent + 1
     try:
         start, stop, step = which.indices(extent)

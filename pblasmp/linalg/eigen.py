@@ -205,7 +205,9 @@ class _Eigh(FactorizationCall[Any]):
         if self._malformed:
             self.wrong(self._malformed)
         elif self._subset is not None and not 0 <= self._subset[0] <= self._subset[1] < a.shape[0]:
-            self.wrong(f"subset_by_index: expected 0 <= first <= last < {a.shape[0]}, got {self._subset}")
+            self.wrong(
+                f"subset_by_index: expected 0 <= first <= last < {a.shape[0]}, got {short_repr(self._subset)}"
+            )
         if not self.faults:
             self.check_like("out", "a", self._shape)
 

@@ -100,7 +100,7 @@ def binary(
     with ctx.agreement(call) as facts:
         if not both and not is_scalar(other):
             raise ArgumentTypeError(f"{call}: {no_matrix(other, 'a DistributedMatrix or a number')}")
-        facts.update(left=_fact(left), right=_fact(right))
+        facts.update({side: getattr(x, "descriptor", x) for side, x in (("left", left), ("right", right))})
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
             check_operands(ctx, "", {"left": matrix})
@@ -119,10 +119,6 @@ def binary(
             other.move_to(right)
         with ctx.agreement(f"{call}: computing"):
             return _compute(symbol, left, right, matrix, dtype, in_place)
-
-
-def _fact(operand: Any) -> str:
-    return repr(getattr(operand, "descriptor", operand))
 
 
 def check_pair(call: str, matrix: Handle, other: Handle) -> None:

@@ -132,10 +132,10 @@ class Layout:
             descriptor = self.given
         else:
             if not isinstance(self.given, (tuple, list, np.ndarray)):
-                n = self.given
-                hint = f": ({n}, {n}) is a square matrix, ({n}, 1) a column" if is_integer(n) else ""
+                n = short_repr(self.given)
+                hint = f": ({n}, {n}) is a square matrix, ({n}, 1) a column" if is_integer(self.given) else ""
                 raise ArgumentTypeError(
-                    f"expected a MatrixDescriptor or a shape (rows, columns), got {n!r}{hint}"
+                    f"expected a MatrixDescriptor or a shape (rows, columns), got {n}{hint}"
                 )
             values = defaults | given
             grid = as_grid(values["grid"]) if "grid" in values else Grid.squarest(nranks)

@@ -360,6 +360,8 @@ def allclose(
                 raise ArgumentTypeError(
                     f"b: expected a DistributedMatrix or a number, got {type(b).__name__}"
                 )
+            else:
+                scalar(b, _wide(np.dtype(np.complex64)), "b")
             if not isinstance(equal_nan, (bool, np.bool_)):
                 raise ArgumentTypeError(f"equal_nan: expected True or False, got {short_repr(equal_nan)}")
         other = b

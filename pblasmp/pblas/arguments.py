@@ -102,7 +102,7 @@ class Faults:
             self.add(name, f"expected an integer, got {short_repr(value)}")
             return instead if minimum is None else minimum
         if minimum is not None and number < minimum:
-            self.add(name, f"expected at least {minimum}, got {number}")
+            self.add(name, f"expected at least {minimum}, got {short_repr(number)}")
             return minimum
         return number
 

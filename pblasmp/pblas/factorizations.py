@@ -140,7 +140,7 @@ class ScalapackRoutine(PblasRoutine):
             _spectral_options(faults, given, values, real)
 
     def check(self, faults: Faults, values: Values, grid: ProcessGrid) -> None:
-        """Note that IPIV or TAU is too short. Local."""
+        """Note that IPIV or TAU is too short, or that pivots which are read are not rows of sub(A). Local."""
         if faults:
             return
         a: PblasOperand = values["a"]
@@ -148,6 +148,12 @@ class ScalapackRoutine(PblasRoutine):
         if "ipiv" in values:
             rows = of_a.local_shape(rank)[0]
             _check_length(faults, "ipiv", values["ipiv"], rows, "integers, one for each row")
+            if not faults and self.name in _PIVOTS_READ:
+                last = a.i + values["n"] - 1
+                here = of_a.rows.local_window(grid.grid.coords(rank)[0], a.i - 1, last)
+                pivots = values["ipiv"].reshape(-1)[here]
+                if (wrong := pivots[(pivots < a.i) | (pivots > last)]).size:
+                    faults.add("ipiv", f"expected numbers of rows of A from {a.i} to {last}, got {wrong[0]}")
         if "tau" in values:
             count = values["k"] if "k" in values else min(values["m"], values["n"])
             end = min(a.j - 1 + count, of_a.shape[1])
@@ -343,6 +349,7 @@ SIZES = ("lwork", "lrwork", "liwork")
 WANTED = {"z": "jobz", "u": "jobu", "vt": "jobvt"}
 """The matrices that are only looked at if an option is "V"."""
 
+_PIVOTS_READ = ("getrs", "getri")  # routines that use IPIV, and do not write it
 _OUTPUTS = ("m", "nz")  # of eigenvalues
 _WORKS = ("work", "rwork", "iwork")
 _LEFT_OUT = {*_WORKS, *SIZES, "ifail", "iclustr", "gap", "info"}

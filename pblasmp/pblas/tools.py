@@ -150,7 +150,7 @@ def numroc(n: Any, nb: int, iproc: Any, isrcproc: int, nprocs: int) -> Any:
             _processes(faults, ["isrcproc", "nprocs"], [isrcproc, nprocs], raises=False),
         )
         if (largest := int(np.max(iproc, initial=0))) >= nprocs:
-            faults.add("iproc", f"expected less than {nprocs}, got {largest}")
+            faults.add("iproc", f"expected less than {short_repr(nprocs)}, got {short_repr(largest)}")
         faults.check()
     turn = (iproc - isrcproc) % nprocs
     blocks, rest = divmod(n, nb)
@@ -184,7 +184,7 @@ def _processes(
     ]
     for name, number in zip(names, numbers, strict=False):
         if number >= count:
-            faults.add(name, f"expected less than {count}, got {number}")
+            faults.add(name, f"expected less than {short_repr(count)}, got {short_repr(number)}")
     if raises:
         faults.check()
     return [*numbers, count]

@@ -118,7 +118,9 @@ def find(kind: str) -> list[Path]:
     """
     kinds = "problems", "grids", "models", "machines"
     if kind not in kinds:
-        raise ArgumentError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
+        raise ArgumentError(
+            f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {short_repr(kind)}"
+        )
     return sorted((root() / kind).glob("*.toml"))
 
 
@@ -324,7 +326,7 @@ def load_model(name: str) -> list[Layer]:
     """
     files = {path.stem: path for path in find("models")}
     if name not in files:
-        raise ArgumentError(f"model: expected one of {', '.join(files)}, got {name!r}")
+        raise ArgumentError(f"model: expected one of {', '.join(files)}, got {short_repr(name)}")
     return [Layer(**layer) for layer in load_table(files[name])["layers"]]
 
 

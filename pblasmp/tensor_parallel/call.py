@@ -19,7 +19,7 @@ from ..engines.method import check_parallel
 from ..engines.product import Product
 from ..engines.request import Operands, Options, Task
 from ..epilogue import Epilogue, Scales, bias_dtype
-from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError, short_repr
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.schemes import Form
@@ -197,7 +197,9 @@ class ParallelCall(UserCall[Any]):
             ArgumentError, UnsupportedError: an option is wrong, or does not fit the type.
         """
         if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
-            raise ArgumentError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
+            raise ArgumentError(
+                f"activation: expected None, 'relu' or 'gelu', got {short_repr(self.activation)}"
+            )
         if self.activation and out_dtype.kind == "c":
             raise UnsupportedError(f"activation: only for real types, the result is {out_dtype.name}")
         return Options.of(
@@ -300,7 +302,7 @@ class ParallelCall(UserCall[Any]):
             return None
         if scales.mode != "tensor":
             raise UnsupportedError(
-                f"scales: mode is {scales.mode!r}, expected 'tensor': "
+                f"scales: mode is {short_repr(scales.mode)}, expected 'tensor': "
                 "the tensor-parallel functions take one scale for each array"
             )
         scales = scales.bind(partial(as_local, self.ctx.engine, name="scales"), types, self.ctx.rank)

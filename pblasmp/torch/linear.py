@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..epilogue import Scales
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout.grid import integer
 from ..tensor_parallel import shard
 from . import functions, operators
@@ -462,7 +462,7 @@ class FusedColumnParallelLinear(torch.nn.Module):
         with agreed(ctx, _CALL) as facts:
             if not isinstance(out_features, Mapping) or not out_features:
                 raise ArgumentError(
-                    f"out_features: expected a size for each layer, by name, got {out_features!r}"
+                    f"out_features: expected a size for each layer, by name, got {short_repr(out_features)}"
                 )
             self._reserve(out_features, options, facts)
         for name, outputs in out_features.items():
@@ -494,7 +494,7 @@ class FusedColumnParallelLinear(torch.nn.Module):
         torch.nn.Module.__init__(made)
         with agreed(ctx, _CALL) as facts:
             if not isinstance(linears, Mapping) or not linears:
-                raise ArgumentError(f"linears: expected layers by name, got {linears!r}")
+                raise ArgumentError(f"linears: expected layers by name, got {short_repr(linears)}")
             for linear in linears.values():
                 check_new_linear(linear)
             kinds = {(each.in_features, each.bias is None, each.weight.dtype) for each in linears.values()}

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from ..context import Context
 from ..epilogue import Scales
-from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
+from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError, short_repr
 from ..tensor_parallel.call import check_algorithm, multiply
 from ..tensor_parallel.made import Made
 from .meshes import like, part_of
@@ -188,13 +188,13 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
         ("backward_algo", backward_algo, FORMS[FORMS[form].back]),
     ):
         if not isinstance(name, str):
-            return ArgumentTypeError(f"{argument}: expected a string, got {name!r}")
+            return ArgumentTypeError(f"{argument}: expected a string, got {short_repr(name)}")
         if name == "auto":
             continue
         if which.call is None:
             way = "forward" if argument == "algo" else "backward"
             return UnsupportedError(
-                f"{argument}: expected 'auto', got {name!r}: in this {way} pass each rank multiplies alone"
+                f"{argument}: expected 'auto', got {short_repr(name)}: in this {way} pass each rank multiplies alone"
             )
         if not torch.compiler.is_compiling():
             try:

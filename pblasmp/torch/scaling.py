@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, short_repr
 from ..layout.grid import integer, one_of
 
 GRADIENT = 2  # the row of the gradient in a history; x and w are before it
@@ -62,10 +62,10 @@ class DelayedScaling(torch.nn.Module):
         if self.margin > 64:
             raise ArgumentError(f"margin: expected an integer from 0 to 64, got {margin}")
         if not one_of(fp8_format, tuple(_FORMATS)):
-            raise ArgumentError(f"fp8_format: expected 'hybrid' or 'e4m3', got {fp8_format!r}")
+            raise ArgumentError(f"fp8_format: expected 'hybrid' or 'e4m3', got {short_repr(fp8_format)}")
         if not one_of(amax_compute_algo, ("max", "most_recent")):
             raise ArgumentError(
-                f"amax_compute_algo: expected 'max' or 'most_recent', got {amax_compute_algo!r}"
+                f"amax_compute_algo: expected 'max' or 'most_recent', got {short_repr(amax_compute_algo)}"
             )
         self.fp8_format, self.amax_compute_algo = fp8_format, amax_compute_algo
         length = integer(amax_history_len, "amax_history_len", 1, ArgumentError)

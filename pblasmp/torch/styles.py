@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
 from ..epilogue import Scales
-from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError, short_repr
 from ..layout.grid import integer
 from ..tensor_parallel.call import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
@@ -50,7 +50,9 @@ class _Style(ParallelStyle):
         found = getattr(self, which)
         if found not in expected and not (sequence and _sequence_dim(found) is not None):
             texts = [*map(repr, expected), *(["Shard(dim) of a sequence"] if sequence else [])]
-            raise ArgumentError(f"{type(self).__name__}: {which} is {found!r}, expected {' or '.join(texts)}")
+            raise ArgumentError(
+                f"{type(self).__name__}: {which} is {short_repr(found)}, expected {' or '.join(texts)}"
+            )
 
     def _context(self, mesh: DeviceMesh) -> Context:
         """Return the context of a mesh's ranks. Local."""
@@ -235,7 +237,7 @@ class RowwiseParallel(_Style):
                 if getattr(self, name) != "auto":
                     raise UnsupportedError(
                         f"{name}: expected 'auto' for a torch.nn.Embedding, which is no product, "
-                        f"got {getattr(self, name)!r}"
+                        f"got {short_repr(getattr(self, name))}"
                     )
         elif self.output_layouts != Replicate() and self.input_layouts == Replicate():
             raise ArgumentError(

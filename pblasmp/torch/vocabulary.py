@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
@@ -256,11 +256,11 @@ def _fault_of_loss(
 ) -> str:  # fmt: skip
     """Return what is wrong with the arguments, "" if nothing is. Local."""
     if not one_of(reduction, ("mean", "sum", "none")):
-        return f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}"
+        return f"reduction: expected 'mean', 'sum' or 'none', got {short_repr(reduction)}"
     if isinstance(ignore, bool) or not isinstance(ignore, int):
-        return f"ignore_index: expected an integer, got {ignore!r}"
+        return f"ignore_index: expected an integer, got {short_repr(ignore)}"
     if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
-        return f"label_smoothing: expected a number from 0 to 1, got {smoothing!r}"
+        return f"label_smoothing: expected a number from 0 to 1, got {short_repr(smoothing)}"
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
         return "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
     if not (_has_values(logits) and _has_values(target)):

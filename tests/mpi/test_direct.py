@@ -603,9 +603,13 @@ def pivots(comm):
             illegal = ipiv.copy()
             if everywhere or comm.rank == comm.size - 1:
                 illegal[illegal > 0] = wrong
+            numbers = f"expected numbers of rows of A from {at} to {at + n - 1}, got {wrong}"
+            words = ["pdgetrs", "argument 8 (ipiv)", numbers, "INFO = -8"]
             given = ("N", n, 5, *of_a, illegal, *of_x)
-            error = agreed_error(ctx, pb.ArgumentError, ["pivots"], pblas.pdgetrs, *given)
+            error = agreed_error(ctx, pblas.ParameterError, words, pblas.pdgetrs, *given)
             yield f"{wrong} {everywhere}", first(error, misplaced_view(x, right))
+            words = ["pdgetri", "argument 6 (ipiv)", numbers, "INFO = -6"]
+            yield f"{wrong}", agreed_error(ctx, pblas.ParameterError, words, pblas.pdgetri, n, *of_a, illegal)
         short = np.zeros(
             max(0, a.local.shape[0] - 1), np.int32
         )  # enough for sub(A), which ends before A does
@@ -804,7 +808,7 @@ def in_place(comm):
         yield "singular", pblas.pdtrtrs("L", "N", "N", n, nrhs, *given, *of_b) != 6 and "INFO is not 6"
         part[...], ipiv[5] = general, 900
         solved[...] = right
-        with pytest.raises(pb.ArgumentError, match="pivots"):
+        with pytest.raises(pblas.ParameterError, match=r"pdgetrs: argument 8 \(ipiv\)"):
             pblas.pdgetrs("N", n, nrhs, *given, ipiv, *of_b)
         yield "illegal pivots", _far(solved, right)
         part[...] = solved[...] = 1

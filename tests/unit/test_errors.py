@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import operator
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import errors
+from pblasmp import blas, errors, linalg, pblas
 
 BUILT_IN = {
     "ArgumentError": ValueError,
@@ -122,3 +125,55 @@ def test_which_error(call, kind):
 def test_what_has_lines_is_printed_in_one():
     assert errors.short_repr(np.ones((2, 2))) == "array([[1., 1.], [1., 1.]])"
     assert errors.short_repr("a  b\n") == "'a  b\\n'"
+
+
+def _is_error(value):
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _calls_with(value, ctx, a):
+    """Yield the name of each public function and method with that of one argument, and a call with the value in it."""
+    known = {"block": 2, "shape": (4, 4), "function": np.sqrt, "count": 1}
+    skipped = {"Context", "DistributedMatrix", "Plan", "draw", "close", "release", "know", "known_call"}
+    for where in (ctx, a, blas, linalg, pb, pblas):
+        for name in getattr(where, "__all__", dir(where)):
+            call = getattr(where, name)
+            if name[0] == "_" or name in skipped or not callable(call) or _is_error(call):
+                continue
+            parameters = inspect.signature(call).parameters.values()
+            parameters = [x for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+            given = {x.name: known.get(x.name, a) for x in parameters if x.default is x.empty}
+            for one in parameters:
+                how = given | {one.name: value}
+                first = [how.pop(x.name) for x in parameters if x.kind is x.POSITIONAL_ONLY]
+                yield f"{name}, {one.name}", partial(call, *first, **how)
+
+
+def _operators(value, a):
+    for symbol in ("add", "sub", "mul", "truediv", "pow", "iadd", "isub", "imul", "itruediv"):
+        yield symbol, partial(getattr(operator, symbol), a, value)
+        yield f"r{symbol}", partial(getattr(operator, symbol), value, a)
+    for index in (value, (slice(0, 2), value), (slice(value), 0), (slice(None, None, value), 0)):
+        yield "index", partial(operator.getitem, a, index)
+
+
+def test_messages_take_integers_of_any_length():
+    """Integers that Python does not print."""
+
+    def tried(name, call):
+        try:
+            call()
+        except pb.PblasmpError:
+            return ""
+        except Exception as error:  # noqa: BLE001
+            return (
+                ""
+                if isinstance(error, TypeError) and "unsupported operand" in str(error)
+                else f"{name}: {error!r}"
+            )
+
+    with pb.Context(engine="host") as ctx:
+        a, huge = ctx.scatter(np.eye(4), block=2), 10**5000
+        calls = [*_operators(huge, a), *_operators(-huge, a)]
+        calls += [*_calls_with(huge, ctx, a), *_calls_with((-huge, 1), ctx, a)]
+        assert [text for call in calls if (text := tried(*call))] == []

@@ -59,7 +59,7 @@ def _check_dataset(path: Path, dataset: str | None) -> None:
     if dataset is None:
         return
     if not isinstance(dataset, str):
-        raise ArgumentTypeError(f"dataset: expected a name, got {dataset!r}")
+        raise ArgumentTypeError(f"dataset: expected a name, got {short_repr(dataset)}")
     if kind == "npy":
         raise ArgumentError(f"dataset: {path} holds one matrix; names are for .h5, .hdf5 and .zarr")
 
@@ -182,7 +182,7 @@ def load(
             source = stack.enter_context(closing(open_source(path, dataset)))
             given = layout.given
             if given is not None and not isinstance(given, MatrixDescriptor):
-                raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {given!r}")
+                raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {short_repr(given)}")
             if given is None:
                 kind = element_type(path, source.dtype, None if dtype is None else as_dtype(dtype))
                 layout.given = source.shape
