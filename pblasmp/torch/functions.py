@@ -154,39 +154,6 @@ def matmul_allgather(
     return multiply("matmul_allgather", x, w, ctx, bias, scales, algo, backward_algo)
 
 
-def matmul_local(
-    x: Tensor,
-    w: Tensor,
-    ctx: Context,
-    *,
-    bias: Tensor | None = None,
-    scales: DelayedScaling | Scales | None = None,
-    backward_algo: str = "auto",
-) -> Tensor:
-    """Return this rank's columns of y = x wᵀ + bias; every rank has x; its gradient is summed. Collective.
-
-    Like ``matmul_allgather`` without the gathering: it communicates only in the backward pass.
-    """
-    return multiply("matmul_local", x, w, ctx, bias, scales, "auto", backward_algo)
-
-
-def split_matmul_allreduce(
-    x: Tensor,
-    w: Tensor,
-    ctx: Context,
-    *,
-    bias: Tensor | None = None,
-    scales: DelayedScaling | Scales | None = None,
-    algo: str = "auto",
-    backward_algo: str = "auto",
-) -> Tensor:
-    """Return y = x wᵀ + bias on every rank; every rank has x, and its columns of w. Collective.
-
-    Like ``matmul_allreduce`` of this rank's columns of x.
-    """
-    return multiply("split_matmul_allreduce", x, w, ctx, bias, scales, algo, backward_algo)
-
-
 def multiply(
     form: str,
     x: Tensor,

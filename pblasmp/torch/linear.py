@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,8 @@ from ..layout.grid import integer
 from ..tensor_parallel import shard
 from . import functions, operators
 from .meshes import device_type, local
-from .parameters import ParallelModule, agreed, root_has_values
+from .parameters import ParallelModule, agreed
 from .scaling import DelayedScaling
-from .wholes import check_hooks, check_parameters, check_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 class _ParallelLinear(ParallelModule):
     """This rank's shard of a linear layer, split along dimension ``_split`` of its weight."""
 
+    _whole_kind = torch.nn.Linear
     _split: int
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
@@ -106,20 +106,12 @@ class _ParallelLinear(ParallelModule):
             ArgumentError: the layer has more than its weight and bias (parametrizations, children, buffers, hooks), or
                 overrides forward; raised on every rank.
         """
-        return cls._of_whole(linear, ctx, check_new_linear, options)
+        return cls._of_whole(linear, ctx, options)
 
     @classmethod
-    def _of_whole(
-        cls, linear: torch.nn.Linear, ctx: Context, check: Callable[[object], None], options: dict[str, Any]
-    ) -> Self:
-        """As ``from_linear``, which checks the whole layer by ``check``. Collective over the context."""
-        if not root_has_values(ctx, f"{cls.__name__}.from_linear", linear, check):
-            options["device"] = options.get("device") or torch.device("meta")
-        made = cls(
-            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, dtype=linear.weight.dtype,
-            linear=linear, **options,
-        )  # fmt: skip
-        return made._like(linear)
+    def _options_of_whole(cls, whole: torch.nn.Linear) -> dict[str, Any]:
+        sizes = {name: getattr(whole, name) for name in ("in_features", "out_features")}
+        return {**sizes, "bias": whole.bias is not None}
 
     def reset_parameters(self) -> None:
         """Draw new values, on the CPU and as torch.nn.Linear does. Collective over the context.
@@ -128,9 +120,7 @@ class _ParallelLinear(ParallelModule):
         generators that were in step stay in step. On the meta device nothing is drawn: after ``to_empty``, call it
         again.
         """
-        with self.ctx.agreement("reset_parameters") as facts:
-            facts.update(layer=repr(self), dtype=str(self.weight.dtype), meta=self.weight.is_meta)
-        if self.weight.is_meta:
+        if not self._may_draw():
             return
         if isinstance(self.scales, DelayedScaling):
             self.scales.reset()
@@ -155,22 +145,7 @@ class _ParallelLinear(ParallelModule):
             ArgumentError: sizes or types differ, only one of the two layers has a bias, or the whole one computes with
                 more than these; raised on every rank.
         """
-        with self.ctx.agreement("load_linear") as facts:
-            facts.update(layer=repr(self), dtype=str(self.weight.dtype))
-            _check_linear(linear)
-            facts["meta"] = self.weight.is_meta
-            mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
-            given = tuple(linear.weight.shape), linear.bias is not None, linear.weight.dtype
-            if given != mine:
-                texts = [
-                    f"{n}x{k} {dtype}{'' if b else ' without bias'}" for (n, k), b, dtype in (given, mine)
-                ]
-                raise ArgumentError(f"linear: {texts[0]}, expected {texts[1]}")
-        if not root_has_values(self.ctx, "load_linear", linear, _check_linear) or self.weight.is_meta:
-            return
-        self._take_of_root("weight", linear.weight)
-        if self.bias is not None:
-            self._take_of_root("bias", linear.bias)
+        self._load_whole(linear)
 
     def _cast(self, x: Tensor, *parameters: Tensor | None) -> list[Any]:
         """Return input and parameters in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
@@ -257,21 +232,6 @@ class _ParallelLinear(ParallelModule):
             f"{f', algo={self.algo!r}' if self.algo != 'auto' else ''}"
             f"{f', backward_algo={self.backward_algo!r}' if self.backward_algo != 'auto' else ''}"
         )
-
-
-def _check_linear(linear: object) -> None:
-    """Raise ArgumentError unless ``linear`` is a layer of PyTorch's. Local."""
-    if not isinstance(linear, torch.nn.Linear):
-        raise ArgumentTypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__name__}")
-    check_whole(linear, torch.nn.Linear, "linear")
-
-
-def check_new_linear(linear: object) -> None:
-    """Raise ArgumentError unless a new layer has all that ``linear`` has. Local."""
-    _check_linear(linear)
-    assert isinstance(linear, torch.nn.Linear)
-    check_parameters(linear, "linear", in_place=False)
-    check_hooks(linear, "linear")
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -496,7 +456,7 @@ class FusedColumnParallelLinear(torch.nn.Module):
             if not isinstance(linears, Mapping) or not linears:
                 raise ArgumentError(f"linears: expected layers by name, got {short_repr(linears)}")
             for linear in linears.values():
-                check_new_linear(linear)
+                ColumnParallelLinear._check_whole(linear, anew=True)
             kinds = {(each.in_features, each.bias is None, each.weight.dtype) for each in linears.values()}
             if len(kinds) != 1:
                 raise ArgumentError(

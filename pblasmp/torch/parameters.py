@@ -11,6 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .meshes import device_type, local, mesh_of, on_mesh
-from .wholes import other_holders
+from .wholes import check_hooks, check_parameters, check_whole, other_holders
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ..comm import Agreement
     from ..context import Context
 
-AT_ONCE = 2**18  # numbers drawn at a time
+DRAWN_AT_ONCE = 2**18  # numbers
 _TOGETHER = 16  # torch.Tensor.normal_ on the CPU draws in groups of 16
 
 
@@ -51,7 +52,7 @@ def fill_part(
     if not rows * width:
         return
     step = _TOGETHER // math.gcd(width, _TOGETHER)
-    block = max(1, AT_ONCE // width // step) * step
+    block = max(1, DRAWN_AT_ONCE // width // step) * step
     first = 0
     while first < rows:
         last = first + block if first + block + step <= rows else rows
@@ -190,7 +191,7 @@ def draw_whole_on(mesh: DeviceMesh | None) -> None:
         _random._rng_tracker = _Tracker(_random._rng_tracker)
 
 
-AT_ONCE = 2**20  # elements sent in one message
+_SENT_AT_ONCE = 2**20  # elements, in one message
 
 
 def agreed(ctx: Context, call: str) -> Agreement:
@@ -311,13 +312,79 @@ class ParallelModule(torch.nn.Module):
 
     # -- values
 
-    def _like(self, whole: torch.nn.Module) -> Self:
-        """Take over from a whole module what is frozen, and whether it trains. Local."""
-        for name, parameter in self._parameters.items():
+    _whole_kind: type[torch.nn.Module]
+    """What it is a part of: torch.nn.Linear or torch.nn.Embedding."""
+
+    @classmethod
+    def _whole_name(cls) -> str:
+        return cls._whole_kind.__name__.lower()
+
+    @classmethod
+    def _check_whole(cls, whole: object, *, anew: bool = False) -> None:
+        """Raise ArgumentError unless it is PyTorch's, with nothing that a layer made ``anew`` would lose. Local."""
+        if not isinstance(whole, cls._whole_kind):
+            kind = cls._whole_kind.__name__
+            raise ArgumentTypeError(
+                f"{cls._whole_name()}: expected a torch.nn.{kind}, got {type(whole).__name__}"
+            )
+        check_whole(whole, cls._whole_kind, cls._whole_name())
+        if anew:
+            check_parameters(whole, cls._whole_name(), in_place=False)
+            check_hooks(whole, cls._whole_name())
+
+    @classmethod
+    def _of_whole(
+        cls, whole: Any, ctx: Context, options: dict[str, Any], check: Callable[[object], None] | None = None
+    ) -> Self:
+        """Return this rank's shard of rank 0's whole module. Collective over the context.
+
+        Args:
+            whole, ctx: the module and the ranks.
+            options: as for the class.
+            check: raises ArgumentError if the module does not fit; by default what a new layer asks for.
+        """
+        check = check or partial(cls._check_whole, anew=True)
+        if not root_has_values(ctx, f"{cls.__name__}.from_{cls._whole_name()}", whole, check):
+            options["device"] = options.get("device") or torch.device("meta")
+        made: Any = cls
+        made = made(
+            ctx=ctx,
+            dtype=whole.weight.dtype,
+            **{cls._whole_name(): whole},
+            **cls._options_of_whole(whole),
+            **options,
+        )
+        for name, parameter in made._parameters.items():
             if parameter is not None:
                 parameter.requires_grad_(getattr(whole, name).requires_grad)
-        self.train(whole.training)
-        return self
+        made.train(whole.training)
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def _options_of_whole(cls, whole: Any) -> dict[str, Any]:
+        """Return the options that follow from a whole module. Local."""
+        raise NotImplementedError
+
+    def _load_whole(self, whole: Any) -> None:
+        """Take this rank's shard of the values of rank 0's whole module. Collective over the context."""
+        call = f"load_{self._whole_name()}"
+        with self.ctx.agreement(call) as facts:
+            facts.update(layer=repr(self), dtype=str(self.weight.dtype))
+            self._check_whole(whole)
+            facts["meta"] = self.weight.is_meta
+            given, mine = _described(whole), _described(self)
+            if given != mine:
+                raise ArgumentError(f"{self._whole_name()}: {given}, expected {mine}")
+        if root_has_values(self.ctx, call, whole, self._check_whole) and not self.weight.is_meta:
+            for name, parameter in self._parameters.items():
+                if parameter is not None:
+                    self._take_of_root(name, getattr(whole, name))
+
+    def _may_draw(self) -> bool:
+        """Return whether there are values to draw: it is not on the meta device. Collective over the context."""
+        with self.ctx.agreement("reset_parameters") as facts:
+            facts.update(layer=repr(self), dtype=str(self.weight.dtype), meta=self.weight.is_meta)
+        return not self.weight.is_meta
 
     def _mine(self, name: str, shape: Sequence[int]) -> tuple[int | None, slice]:
         """Return the dimension along which a parameter of this shape is split, and this rank's indices. Local."""
@@ -377,6 +444,12 @@ class ParallelModule(torch.nn.Module):
         fill_part(local(parameter), parameter.shape, *self._mine(name, parameter.shape), draw)
 
 
+def _described(module: Any) -> str:
+    """Return sizes and types of a layer, whole or split, in words. Local."""
+    (n, k), no_bias = module.weight.shape, getattr(module, "bias", module) is None
+    return f"{n}x{k} {module.weight.dtype}{' without bias' if no_bias else ''}"
+
+
 def root_has_values(ctx: Context, call: str, whole: torch.nn.Module, check: Callable[[object], None]) -> bool:
     """Return whether rank 0's whole module has values: it is not on the meta device. Collective over the context.
 
@@ -397,7 +470,7 @@ def _bytes(values: Tensor) -> Any:
 def _rows_at_once(values: Tensor) -> Iterator[Tensor]:
     """Yield the rows of a tensor, some at a time, unless it is empty. Local."""
     if values.numel():
-        yield from values.split(max(1, AT_ONCE * values.shape[0] // values.numel()))
+        yield from values.split(max(1, _SENT_AT_ONCE * values.shape[0] // values.numel()))
 
 
 def _fitting(mesh: object, ctx: Context) -> DeviceMesh:

@@ -23,7 +23,7 @@ from .meshes import context_of
 from .parameters import ParallelModule
 from .scaling import DelayedScaling
 from .sequence import Sequence, work_on_part
-from .vocabulary import VocabParallelEmbedding, check_embedding
+from .vocabulary import VocabParallelEmbedding
 from .wholes import check_keeps, check_parameters, check_whole, tied
 
 
@@ -189,11 +189,11 @@ class ColwiseParallel(_Style):
     def _split(self, module: torch.nn.Module, ctx: Context, mesh: DeviceMesh) -> ParallelModule:
         dim = _sequence_dim(self.input_layouts)
         linear: Any = module
-        return ColumnParallelLinear._of_whole(linear, ctx, _checked, {
+        return ColumnParallelLinear._of_whole(linear, ctx, {
             "gather_output": self.output_layouts == Replicate(), "sequence_parallel": dim is not None,
             "sequence_dim": dim or 0, "device": _device(linear), "device_mesh": mesh, "scales": self.scales,
             "algo": self.algo, "backward_algo": self.backward_algo,
-        })  # fmt: skip
+        }, _checked)  # fmt: skip
 
 
 class RowwiseParallel(_Style):
@@ -252,10 +252,10 @@ class RowwiseParallel(_Style):
             "device": _device(layer),
         }  # fmt: skip
         if isinstance(layer, torch.nn.Embedding):
-            return VocabParallelEmbedding._of_whole(layer, ctx, check_embedding, how)
+            return VocabParallelEmbedding._of_whole(layer, ctx, how, VocabParallelEmbedding._check_whole)
         how.update(input_is_parallel=self.input_layouts == Shard(-1), scales=self.scales)
         how.update(algo=self.algo, backward_algo=self.backward_algo)
-        return RowParallelLinear._of_whole(layer, ctx, _checked, how)
+        return RowParallelLinear._of_whole(layer, ctx, how, _checked)
 
 
 class SequenceParallel(ParallelStyle):

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,14 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
-from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..errors import ArgumentError, short_repr
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .meshes import all_gather, local, reduce, reduce_scatter
 from .operators import Gradients, count, once, operator, own, refuse_transforms
-from .parameters import ParallelModule, agreed, root_has_values
-from .wholes import check_hooks, check_parameters, check_whole
+from .parameters import ParallelModule, agreed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,6 +50,7 @@ class VocabParallelEmbedding(ParallelModule):
         ArgumentError: a size is out of range, or ``embedding`` does not fit; raised on every rank.
     """
 
+    _whole_kind = torch.nn.Embedding
     weight: torch.nn.Parameter
 
     def __init__(
@@ -103,24 +102,18 @@ class VocabParallelEmbedding(ParallelModule):
             ArgumentError: as ``from_linear`` of ``ColumnParallelLinear`` does; or it has an option of
                 torch.nn.Embedding that is not supported. Raised on every rank.
         """
-        return cls._of_whole(embedding, ctx, _check_new_embedding, options)
+        return cls._of_whole(embedding, ctx, options)
 
     @classmethod
-    def _of_whole(
-        cls,
-        embedding: torch.nn.Embedding,
-        ctx: Context,
-        check: Callable[[object], None],
-        options: dict[str, Any],
-    ) -> Self:
-        """As ``from_embedding``, which checks the whole table by ``check``. Collective over the context."""
-        if not root_has_values(ctx, f"{cls.__name__}.from_embedding", embedding, check):
-            options["device"] = options.get("device") or torch.device("meta")
-        made = cls(
-            embedding.num_embeddings, embedding.embedding_dim, ctx=ctx, padding_idx=embedding.padding_idx,
-            dtype=embedding.weight.dtype, embedding=embedding, **options,
-        )  # fmt: skip
-        return made._like(embedding)
+    def _options_of_whole(cls, whole: torch.nn.Embedding) -> dict[str, Any]:
+        return {name: getattr(whole, name) for name in ("num_embeddings", "embedding_dim", "padding_idx")}
+
+    @classmethod
+    def _check_whole(cls, whole: Any, *, anew: bool = False) -> None:
+        super()._check_whole(whole, anew=anew)
+        for option, value in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
+            if (given := getattr(whole, option)) != value:
+                raise ArgumentError(f"embedding: {option} is {given}, expected {value}: it is not supported")
 
     def reset_parameters(self) -> None:
         """Draw new values, on the CPU and as torch.nn.Embedding does. Collective over the context.
@@ -128,9 +121,7 @@ class VocabParallelEmbedding(ParallelModule):
         As ``reset_parameters`` of ``ColumnParallelLinear``: the same values on any number of ranks; on the meta device
         nothing is drawn.
         """
-        with self.ctx.agreement("reset_parameters") as facts:
-            facts.update(layer=repr(self), dtype=str(self.weight.dtype), meta=self.weight.is_meta)
-        if self.weight.is_meta:
+        if not self._may_draw():
             return
         with self._generator_of_root() as generator:
             self._draw("weight", lambda whole: whole.normal_(generator=generator))
@@ -144,18 +135,7 @@ class VocabParallelEmbedding(ParallelModule):
         Raises:
             ArgumentError: sizes or types differ; raised on every rank.
         """
-        with self.ctx.agreement("load_embedding") as facts:
-            facts.update(layer=repr(self), dtype=str(self.weight.dtype))
-            check_embedding(embedding)
-            facts["meta"] = self.weight.is_meta
-            mine = (self.num_embeddings, self.embedding_dim), self.weight.dtype
-            given = tuple(embedding.weight.shape), embedding.weight.dtype
-            if given != mine:
-                texts = [f"{n}x{k} {dtype}" for (n, k), dtype in (given, mine)]
-                raise ArgumentError(f"embedding: {texts[0]}, expected {texts[1]}")
-        has_values = root_has_values(self.ctx, "load_embedding", embedding, check_embedding)
-        if has_values and not self.weight.is_meta:
-            self._take_of_root("weight", embedding.weight)
+        self._load_whole(embedding)
 
     def forward(self, words: Tensor) -> Tensor:
         """Return the rows of these words, summed over the ranks. Collective over the context.
@@ -483,23 +463,3 @@ def _check_range(name: str, words: Tensor, total: int) -> None:
         raise ArgumentError(
             f"{name}: from {int(words.min())} to {int(words.max())}, expected 0 to {total - 1}"
         )
-
-
-def check_embedding(embedding: object) -> None:
-    """Raise ArgumentError unless ``embedding`` is a table of PyTorch's, with options that a split one has. Local."""
-    if not isinstance(embedding, torch.nn.Embedding):
-        raise ArgumentTypeError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
-    for option, value in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
-        if getattr(embedding, option) != value:
-            raise ArgumentError(
-                f"embedding: {option} is {getattr(embedding, option)}, expected {value}: it is not supported"
-            )
-    check_whole(embedding, torch.nn.Embedding, "embedding")
-
-
-def _check_new_embedding(embedding: object) -> None:
-    """Raise ArgumentError unless a new layer has all that ``embedding`` has. Local."""
-    check_embedding(embedding)
-    assert isinstance(embedding, torch.nn.Embedding)
-    check_parameters(embedding, "embedding", in_place=False)
-    check_hooks(embedding, "embedding")

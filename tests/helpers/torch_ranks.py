@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import shard
+from pblasmp.torch import functions
 
 Case = tuple[str, str | None]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -30,6 +31,23 @@ def host(comm: Any) -> Iterator[pb.Context]:
     torch.set_num_threads(1)
     with pb.Context(comm, engine="host") as ctx:
         yield ctx
+
+
+def matmul_local(x: Tensor, w: Tensor, ctx: pb.Context, **how: Any) -> Tensor:
+    """This rank's columns of y: the product of ``ColumnParallelLinear`` if every rank has the input."""
+    return _of_layers("matmul_local", x, w, ctx, **how)
+
+
+def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: pb.Context, **how: Any) -> Tensor:
+    """The product of ``RowParallelLinear`` if every rank has the input."""
+    return _of_layers("split_matmul_allreduce", x, w, ctx, **how)
+
+
+def _of_layers(
+    form: str, x: Tensor, w: Tensor, ctx: pb.Context, *, bias: Tensor | None = None, scales: Any = None,
+    algo: str = "auto", backward_algo: str = "auto",
+) -> Tensor:  # fmt: skip
+    return functions.multiply(form, x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:

@@ -22,11 +22,22 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.runtime.planned import UserCall
 from pblasmp.runtime.plans import Plan
-from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers import inside
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
-from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
+from tests.helpers.torch_ranks import (
+    Case,
+    Split,
+    compare,
+    failure,
+    host,
+    integers,
+    local,
+    matmul_local,
+    one_function,
+    own,
+    split_matmul_allreduce,
+)
 
 NAMES = {
     "allgather_matmul": {"shared", "gathered", "panels", "pull", "push"},

@@ -28,12 +28,24 @@ from torch.utils.checkpoint import checkpoint
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8
-from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers import inside
 from tests.helpers.docs import DOCS, blocks
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
-from tests.helpers.torch_ranks import UNEVEN, Case, Split, compare, device, failure, host, local, own, world
+from tests.helpers.torch_ranks import (
+    UNEVEN,
+    Case,
+    Split,
+    compare,
+    device,
+    failure,
+    host,
+    local,
+    matmul_local,
+    own,
+    split_matmul_allreduce,
+    world,
+)
 
 E4, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 LARGEST = {E4: 448.0, E5: 57344.0}

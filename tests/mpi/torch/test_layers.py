@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators
-from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
@@ -35,8 +34,10 @@ from tests.helpers.torch_ranks import (
     host,
     integers,
     local,
+    matmul_local,
     one_function,
     own,
+    split_matmul_allreduce,
 )
 
 FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")

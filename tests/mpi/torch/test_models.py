@@ -494,7 +494,7 @@ def initializers(ctx: pb.Context, mesh: DeviceMesh) -> None:
         (16, (37, 5), torch.float32),
     ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parameters, "AT_ONCE", at_once)
+            patch.setattr(parameters, "DRAWN_AT_ONCE", at_once)
             for name, how in INITIALIZERS:
                 for layer in (
                     pt.ColumnParallelLinear(k, n, ctx=ctx, dtype=dtype, bias=False),
