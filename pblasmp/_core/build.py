@@ -30,7 +30,7 @@ def digest() -> str:
     ).hexdigest()
 
 
-def _compiler() -> list[str] | None:
+def compiler() -> list[str] | None:
     """Return ``$CC``, which may have options, or the first of the usual names that exists; None without one."""
     given = shlex.split(os.environ.get("CC", ""))
     candidates = [given] if given else [["cc"], ["gcc"], ["clang"]]
@@ -39,28 +39,28 @@ def _compiler() -> list[str] | None:
 
 def build(target: Path) -> str:
     """Compile the core into ``target``, which may be in use; return an empty text, or why not. Local."""
-    compiler = _compiler()
-    if compiler is None:
+    found = compiler()
+    if found is None:
         return "no C compiler"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".core-") as room:
         made = Path(room) / target.name
         sources = (str(_HERE / name) for name in _SOURCES if name.endswith(".c"))
         command = [
-            compiler[0],
+            found[0],
             *_OPTIONS,
-            *compiler[1:],
+            *found[1:],
             f'-DCORE_SOURCES="{digest()}"',
             "-o",
             str(made),
             *sources,
         ]
-        why_not = _run(command)
+        why_not = run(command)
         if not why_not:
             made.replace(target)
         return why_not
 
 
-def _run(command: list[str]) -> str:
+def run(command: list[str]) -> str:
     """Run a compiler; return an empty text, or how it failed."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     return f"the C compiler failed: {shlex.join(command)}\n{done.stderr.strip()}" if done.returncode else ""

@@ -34,7 +34,7 @@ CLOSING = "closing the context"
 _LEAVING = "leaving the context"
 _MOST_NAMED = 4  # calls in the first line of an error
 _GRACE_SECONDS = 1.0
-_BLOCKED_SECONDS = 20.0
+BLOCKED_SECONDS = 20.0
 
 
 class _Mark:
@@ -240,7 +240,7 @@ def _vote(
         facts, error = {"call": call}, error or unprintable
     vote = Vote(comm, facts, error)
     if error is not None and (blocks or nests):
-        deadline = time.monotonic() + _BLOCKED_SECONDS
+        deadline = time.monotonic() + BLOCKED_SECONDS
         while not vote.done() and not comm.channel.cause:
             if time.monotonic() > deadline:
                 if nests:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
-_CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
+CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 
 Array = NDArray[Any]
 Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test()
@@ -152,12 +152,12 @@ def bytes_of(array: Array) -> Array:
 def chunks(array: Array) -> list[Array]:
     """Return the bytes of a contiguous array, in memory order, in parts that fit into a message. Local."""
     data = bytes_of(array)
-    return [data[at : at + _CHUNK_BYTES] for at in range(0, data.size, _CHUNK_BYTES)]
+    return [data[at : at + CHUNK_BYTES] for at in range(0, data.size, CHUNK_BYTES)]
 
 
 def chunks_of_elements(array: Array) -> list[Array]:
     """Return the elements of a contiguous array, in memory order, in parts that fit into a message. Local."""
-    flat, step = _flat(array), _CHUNK_BYTES // array.itemsize
+    flat, step = _flat(array), CHUNK_BYTES // array.itemsize
     return [flat[at : at + step] for at in range(0, flat.size, step)]
 
 

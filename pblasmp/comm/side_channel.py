@@ -36,7 +36,7 @@ _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time wa
 _POLLS = 64  # between two looks for notes
 STALL_SECONDS = 1.0  # after which a rank tells where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
-_BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
+BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
 _LISTENERS = 16  # ranks that hear of each one that leaves: all to all, 4,096 ranks sent millions of notes
 _LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without anyone waiting for them
 
@@ -377,7 +377,7 @@ class SideChannel:
         now = time.monotonic()
         if self._heard_at is None or self._heard_at[0] != self._looks:
             self._heard_at = self._looks, now
-        if now < self._heard_at[1] + _BLOCKED_SECONDS:
+        if now < self._heard_at[1] + BLOCKED_SECONDS:
             return False
         self._abort_device(blocked=True)
         return True

@@ -71,7 +71,7 @@ def dry_run(
     size = max(size_of(asked), nranks or 1)
     ranks = Ranks(size, min(size, ranks_per_node or size))
     options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
-    world = _RanksInTurn(ranks)
+    world = RanksInTurn(ranks)
     found: dict[int, tuple[str, Operands]] = {}
 
     def run(rank: int) -> None:
@@ -98,7 +98,7 @@ class _Half:
         self.data, self.what, self.done, self.waits = data, what, False, 0
 
 
-class _RanksInTurn:
+class RanksInTurn:
     """The ranks, whose turn it is, and what is between them.
 
     Attributes:
@@ -208,10 +208,10 @@ class _RanksInTurn:
         return [place[each][1] for each in range(self.ranks.size)]
 
 
-class _PretendedRanks(Serial):
+class PretendedRanks(Serial):
     """A communicator of ranks that are threads which take turns."""
 
-    def __init__(self, world: _RanksInTurn, rank: int) -> None:
+    def __init__(self, world: RanksInTurn, rank: int) -> None:
         super().__init__()
         self._world, self.rank, self.size = world, rank, world.ranks.size
         self._turn = 0
@@ -258,7 +258,7 @@ class _PretendedRanks(Serial):
 class _PretendBuffers:
     """A rank's buffers: its own, and those of its node."""
 
-    def __init__(self, world: _RanksInTurn, node: int) -> None:
+    def __init__(self, world: RanksInTurn, node: int) -> None:
         self._world, self._node = world, node
         self._own: dict[tuple[int, str], Array] = {}
 
@@ -274,8 +274,8 @@ class _PretendBuffers:
 class _PretendedTransport(HostTransport):
     """The host's transport, on pretended ranks. The ranks agree without a vote."""
 
-    def __init__(self, world: _RanksInTurn, rank: int, memory: _PretendBuffers) -> None:
-        ranks: Any = _PretendedRanks(world, rank)
+    def __init__(self, world: RanksInTurn, rank: int, memory: _PretendBuffers) -> None:
+        ranks: Any = PretendedRanks(world, rank)
         super().__init__(ranks, world.nodes, memory, "")  # type: ignore[arg-type]
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
@@ -286,7 +286,7 @@ class _PretendedTransport(HostTransport):
 class _PretendedEngine(HostEngine):
     """The host engine of a pretended rank: everything but its communicator is the real one."""
 
-    def __init__(self, world: _RanksInTurn, rank: int) -> None:
+    def __init__(self, world: RanksInTurn, rank: int) -> None:
         self.why = "a dry run"
         memory = _PretendBuffers(world, rank // world.ranks.per_node)
         self.operations: Any = HostOperations("scipy", memory)  # type: ignore[arg-type]

@@ -135,12 +135,12 @@ def short_messages(limit):
     """Within, messages are cut after ``limit`` bytes, and those that are not cut come in chunks of half of it."""
     from pblasmp.comm import communicator, exchange
 
-    saved = exchange.MESSAGE_BYTES, communicator._CHUNK_BYTES
-    exchange.MESSAGE_BYTES, communicator._CHUNK_BYTES = limit, max(16, limit // 2)
+    saved = exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES
+    exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = limit, max(16, limit // 2)
     try:
         yield
     finally:
-        exchange.MESSAGE_BYTES, communicator._CHUNK_BYTES = saved
+        exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = saved
 
 
 def agreed_error(ctx, kind, words, call, *args, **kwargs):

@@ -91,7 +91,7 @@ class EagerGpu(FakePeer):
 
     def wrote(self, name: str) -> bool:
         """Whether anything is in a buffer, symmetric or not."""
-        at, nbytes = self._scratch.get(name) or self.peers.meetings["reserve " + name, 0].get(0, (0, 0))
+        at, nbytes = self.scratches.get(name) or self.peers.meetings["reserve " + name, 0].get(0, (0, 0))
         return ctypes.string_at(at, nbytes) != b"\xff" * nbytes
 
     def close(self) -> None: ...

@@ -277,7 +277,7 @@ class FakePeer:
         place = self._near.index(self.rank)
         self._rail = sorted(ranks[place] for ranks in self.domains if place < len(ranks))
         self._symmetric: dict[str, list[int]] = {}
-        self._scratch: dict[str, tuple[int, int]] = {}
+        self.scratches: dict[str, tuple[int, int]] = {}
         self._awaited = 0
         self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
@@ -307,12 +307,12 @@ class FakePeer:
         return int(self.peers.meetings["reserve " + name, 0][self.rank][1])
 
     def scratch(self, name: str, nbytes: int) -> int:
-        if name not in self._scratch or self._scratch[name][1] < nbytes:
-            if name in self._scratch:  # whoever has the old address must ask again
-                at, nbytes_before = self._scratch[name]
+        if name not in self.scratches or self.scratches[name][1] < nbytes:
+            if name in self.scratches:  # whoever has the old address must ask again
+                at, nbytes_before = self.scratches[name]
                 self.peers.freed.append((at, at + nbytes_before))
-            self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
-        return self._scratch[name][0]
+            self.scratches[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
+        return self.scratches[name][0]
 
     scalar = Gpu.scalar
 

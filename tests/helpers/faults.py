@@ -78,7 +78,7 @@ def one_while_others_wait_in_mpi():
 
 
 def one_while_others_wait_in_a_library():
-    pblasmp.comm.agreement._BLOCKED_SECONDS = 0.5
+    pblasmp.comm.agreement.BLOCKED_SECONDS = 0.5
 
     def register(ctx, text):
         with pblasmp.comm.agreement.Agreement(ctx.control, "registering", blocks=True):

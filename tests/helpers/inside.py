@@ -122,6 +122,16 @@ def product(plan: Any) -> Any:
     return plan._product
 
 
+def have_run(plan: Any, run: Callable[[], None]) -> None:
+    """Have a plan's runs do something else."""
+    plan._bound.run = run
+
+
+def takes_turns(session: Any) -> bool:
+    """Whether a context is one of those that take turns on a GPU."""
+    return session.runtime in session.runtime.turns._members
+
+
 def split(layer: Any) -> int:
     """The dimension of its weight that a layer splits."""
     return layer._split

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds the package together: imports point one way and are light; names and docstrings are whole."""
+"""What holds the package (pblasmp/__init__.py) together: imports are light and go one way; names are whole."""
 
 from __future__ import annotations
 
@@ -182,7 +182,18 @@ def test_no_module_uses_private_names_of_contexts_and_matrices():
 
 # Private names of other libraries that tests need.
 OTHERS_PRIVATE = {
-    *("_C", "_apply", "_dynamo", "_exit", "_fields_", "_functorch", "_get_default_store", "_inductor"),
+    "_core",  # a package
+    *(
+        "_C",
+        "_add",
+        "_apply",
+        "_dynamo",
+        "_exit",
+        "_fields_",
+        "_functorch",
+        "_get_default_store",
+        "_inductor",
+    ),
     *("_replace", "_repr_html_", "_sleep"),
 }
 
@@ -205,9 +216,47 @@ def test_tests_of_whole_calls_have_public_names(folder):
     found = {
         path.name: names
         for path in (ROOT / "tests" / folder).rglob("*.py")
-        if (names := {x for x in private_names(path) if private.fullmatch(x)} - OTHERS_PRIVATE - {"_core"})
+        if (names := {x for x in private_names(path) if private.fullmatch(x)} - OTHERS_PRIVATE)
     }
     assert found == {}
+
+
+def defined(path):
+    """The names of functions and classes, and all that is assigned, in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            yield getattr(node, "attr", getattr(node, "id", ""))
+
+
+def module_named(path):
+    """The module that a test file is about: its first line names a file, or it is called as the module is."""
+    line = re.search(r'^"""(.*)', path.read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.search(r"[\w/]+\.py\b", line[1]) if line else None
+    name = named[0] if named else path.name.removeprefix("test_")
+    files = [*sources(), *(ROOT / "benchmarks").rglob("*.py")]
+    return next((each for each in files if f"{each}".endswith(f"/{name}")), None)
+
+
+def private_elsewhere(path, of_package):
+    """The package's private names in a test file that are not those of the module that it is about."""
+    module = module_named(path)
+    mine = {*defined(path), *(defined(module) if module else ())}
+    return {name for name in private_names(path) if name in of_package - OTHERS_PRIVATE - mine}
+
+
+def test_private_names_are_read_in_tests_of_their_module_alone(tmp_path):
+    of_package = {name for path in sources() for name in defined(path) if re.match("_[a-zA-Z]", name)}
+    folder = ROOT / "tests" / "unit"
+    found = {path.name: private_elsewhere(path, of_package) for path in folder.rglob("test_*.py")}
+    assert {name: names for name, names in found.items() if names} == {}
+
+    other = tmp_path / "test_board.py"
+    other.write_text("from pblasmp.comm.agreement import _mark\nmine._state, mine._lines, theirs._watched\n")
+    assert private_elsewhere(other, of_package) == {"_mark", "_watched"}
+    other.write_text('"""Votes (failures.py)."""\n' + other.read_text())
+    assert private_elsewhere(other, of_package) == {"_mark", "_state", "_lines"}
 
 
 def test_every_step_is_light():

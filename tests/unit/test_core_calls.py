@@ -21,7 +21,7 @@ from tests.helpers.limits import changed_limits
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.skipif(_core.load() is None, reason="there is no core")
-needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
 TYPES = "fdFD"
 
 
@@ -51,7 +51,7 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
         f'#include "{ROOT}/pblasmp/_core/call.h"\n'
         + "".join(f'_Static_assert({each}, "{each}");\n' for each in checks)
     )
-    assert not build._run([*build._compiler(), "-std=c11", "-fsyntax-only", str(check)])
+    assert not build.run([*build.compiler(), "-std=c11", "-fsyntax-only", str(check)])
 
 
 SPAN = ("extent", "block", "source", "nprocs", "lead")

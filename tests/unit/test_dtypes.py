@@ -18,7 +18,7 @@ from pblasmp.dtypes import (
     element_type,
     scalar,
 )
-from pblasmp.engines.gpu.kernels.kernels import _TYPES as KERNEL_TYPES
+from pblasmp.engines.gpu.kernels.kernels import CUDA_TYPES
 from pblasmp.engines.gpu.runtime.nccl import NCCL_TYPES
 from pblasmp.errors import ArgumentError
 
@@ -44,7 +44,7 @@ def test_the_table_is_whole():
 
 
 def test_kernels_and_nccl_know_every_type():
-    assert {dtype.name for dtype in KERNEL_TYPES} == NCCL_TYPES.keys() == ELEMENT_TYPES.keys()
+    assert {dtype.name for dtype in CUDA_TYPES} == NCCL_TYPES.keys() == ELEMENT_TYPES.keys()
 
 
 def test_blas_has_its_four_letters():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trial run works on, and how often it is timed."""
+"""What a trial run works on, and how often it is timed (measure.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Powers of complex numbers are products, as NumPy's are: CuPy would take logarithms."""
+"""Powers of complex numbers are products, as NumPy's are: CuPy would take logarithms (arithmetic.py)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .kernels.lt import Op
 from .session import session_of
 from .triangles import Triangles
 
-_FEW = 4  # right-hand sides for which one kernel does all of a panel's step
+FEW = 4  # right-hand sides for which one kernel does all of a panel's step
 _HELD = 32 << 10  # bytes of shared memory that it takes for them, at most
 
 Array = Any
@@ -43,7 +43,7 @@ class QueuedSpread:
         self._rows = "terms"
         self._triangles: _PanelTriangles | None = None
         held = self._columns * self._shape.width * self._item
-        self._by_kernel = self._columns <= _FEW and held <= _HELD
+        self._by_kernel = self._columns <= FEW and held <= _HELD
 
     def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
         """Exchange rows where the first rank has them. Collective over the workers."""

@@ -29,7 +29,7 @@ from ..protocol import Engine, Operations
 
 THIN = 16
 """A matrix with so many times as many columns as what it is multiplied by: reading it takes the time, and queueing."""
-_TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
+TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
 _TEMPORARY = 64 << 20  # bytes of the tiles of a diagonal that are multiplied at once
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -72,7 +72,7 @@ def whole(operations: Operations, g: Gemm) -> None:
 
 def _finest(operations: Operations, extent: int) -> int:
     """Return the columns of the tiles on a diagonal of length ``extent``. Local."""
-    return max(operations.tile, -(-extent // _TILES))
+    return max(operations.tile, -(-extent // TILES))
 
 
 class LeftPart:

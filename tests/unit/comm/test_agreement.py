@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 import time
 import traceback
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from pblasmp.comm import agreement, side_channel
+from pblasmp.comm import agreement
 from pblasmp.comm.agreement import (
     CLOSING,
     Agreement,
@@ -271,52 +268,6 @@ def left_broken(size, parts):
             return error
 
     return on_ranks(size, work)
-
-
-def test_of_many_ranks_few_hear_who_leaves(monkeypatch):
-    """They tell the others that wait. Who breaks the context is one of them."""
-    monkeypatch.setattr(side_channel, "_LISTENERS", 3)
-
-    def kinds(*broken_by, caught=()):
-        """The notes on leaving, and which ranks show their errors."""
-        told, ended = [], [ValueError("mine") for _ in range(9)]
-        together = threading.Barrier(len(broken_by))
-
-        def work(comm):
-            send = comm.channel._transport.send
-
-            def sends(note, to=None):
-                told.append((json.loads(note)[1], 8 if to is None else 1))
-                send(note, to)
-
-            comm.channel._transport.send = sends
-            try:
-                with Running(comm, "matmul"):
-                    if comm.rank in broken_by:
-                        together.wait()
-                        raise ended[comm.rank]
-                    comm.barrier()
-            except Exception as error:  # noqa: BLE001 - it is the result
-                if comm.rank in caught:
-                    comm.channel.leave(0)
-                else:
-                    leave(comm, error)
-                return error
-
-        found = on_ranks(9, work)
-        counts = Counter()
-        for kind, count in told:
-            counts[kind] += count
-        left = [rank for rank in range(9) if rank not in caught]
-        return dict(counts), [rank for rank in left if is_reported_here(found[rank])]
-
-    # ranks 0 to 2 and the one that breaks it hear of all others
-    assert kinds(7) == ({"broken": 8, "left": 4 * 8, "all left": 8}, [7])
-    assert kinds(0) == ({"broken": 8, "left": 3 * 8, "all left": 8}, [0])
-    assert kinds(7, caught=range(7)) == ({"broken": 8, "left": 4 * 8, "all left": 1}, [7])
-    assert kinds(0, caught=(0, 1)) == ({"broken": 8, "left": 3 * 8, "all left": 6}, [2])
-    for _ in range(5):
-        assert kinds(5, 7)[1] == [5]  # each takes itself for the one that all others tell
 
 
 def raise_mine(comm):

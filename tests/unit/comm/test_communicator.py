@@ -85,7 +85,7 @@ def test_ranks_that_do_not_find_each_other_are_an_error(comm):
 
 
 def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):
-    monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
+    monkeypatch.setattr(communicator, "CHUNK_BYTES", 24)
     for order in "CF":
         array = np.asarray(np.arange(10.0).reshape(5, 2), order=order)
         chunks = communicator.chunks(array)

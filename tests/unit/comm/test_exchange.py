@@ -15,7 +15,7 @@ from pblasmp.comm import Cell, Cells, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.exchange import SLOTS, _in_turn, ends
 from pblasmp.costs.dry_engine import Ranks
-from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn
+from pblasmp.costs.pretend import PretendedRanks, RanksInTurn
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import layout, part
@@ -109,7 +109,7 @@ class Mailed:
 @pytest.mark.parametrize("block", [(2, 3), (1, 7), (9, 1)])
 def test_a_message_is_there_when_all_its_chunks_are(slots, block, monkeypatch):
     """Chunks may arrive in any order, messages are matched in the order in which they are sent."""
-    monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
+    monkeypatch.setattr(communicator, "CHUNK_BYTES", 24)
     monkeypatch.setattr(exchange_module, "MESSAGE_BYTES", 100)
     values = np.arange(63.0).reshape(9, 7)
     src = pb.MatrixDescriptor((9, 7), block, pb.Grid(1, 1))
@@ -122,7 +122,7 @@ def test_a_message_is_there_when_all_its_chunks_are(slots, block, monkeypatch):
     assert mail == {(0, 1): []}
 
 
-class Counted(_PretendedRanks):
+class Counted(PretendedRanks):
     """A rank whose messages are done once both ranks have begun them; it hears of them late and in any order.
 
     Attributes:
@@ -160,7 +160,7 @@ def test_few_receives_are_open_at_once(slots, awaited, travels, monkeypatch):
     most, messages = 0, 0
     for _ in range(4):
         src, dst = (layout(rng, values.shape, 4, dtype=dtype) for dtype in ("float64", travels))
-        world = _RanksInTurn(Ranks(4, 4))
+        world = RanksInTurn(Ranks(4, 4))
         ranks = [Counted(world, rank, rng) for rank in range(4)]
         right = []
 

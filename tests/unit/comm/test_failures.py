@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.comm import failures
-from pblasmp.comm.agreement import _mark
+from pblasmp.comm.agreement import leave
 from pblasmp.comm.choice import Serial
+from tests.helpers.threads import on_ranks
 
 
 class Told:
@@ -60,21 +61,19 @@ def test_hooks_that_call_each_other_end(shown):
 
 
 def test_it_is_shown_by_one_rank(shown):
-    failures.watch(Told(), Serial())
-    error = ValueError("mine")
-    _mark(error).shown_here = False
-    uncaught(error)
-    assert shown == []
+    """It has been shown elsewhere before, or the context finds out."""
 
-
-def test_a_context_decides_who_shows_it(shown):
-    class Elsewhere(Told):
+    class Leaving(Told):
         def fail(self, error):
-            _mark(error).shown_here = False
+            errors = {0: ValueError("of the rank that shows it"), 1: error}
+            on_ranks(2, lambda comm: leave(comm, errors[comm.rank]))
 
-    context = Elsewhere()
-    failures.watch(context, Serial())
-    uncaught(ValueError("mine"))
+    contexts = Told(), Leaving()
+    for context in contexts:
+        failures.watch(context, Serial())
+    error = uncaught(ValueError("mine"))
+    uncaught(error)
+    assert contexts[0].errors == [error] * 2
     assert shown == []
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.comm import side_channel
-from pblasmp.comm.agreement import Agreement, Running, closing
+from pblasmp.comm.agreement import Agreement, Running, closing, is_reported_here, leave
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, PblasmpError, RankMismatchError
@@ -277,6 +277,52 @@ def test_other_calls_while_one_closes():
         return raised(agrees, comm) if comm.rank else raised(lambda: closing(comm, here=True))
 
     assert {type(error) for error in on_ranks(2, work)} == {RankMismatchError}
+
+
+def test_of_many_ranks_few_hear_who_leaves(monkeypatch):
+    """They tell the others that wait. Who breaks the context is one of them."""
+    monkeypatch.setattr(side_channel, "_LISTENERS", 3)
+
+    def kinds(*broken_by, caught=()):
+        """The notes on leaving, and which ranks show their errors."""
+        told, ended = [], [ValueError("mine") for _ in range(9)]
+        together = threading.Barrier(len(broken_by))
+
+        def work(comm):
+            send = comm.channel._transport.send
+
+            def sends(note, to=None):
+                told.append((json.loads(note)[1], 8 if to is None else 1))
+                send(note, to)
+
+            comm.channel._transport.send = sends
+            try:
+                with Running(comm, "matmul"):
+                    if comm.rank in broken_by:
+                        together.wait()
+                        raise ended[comm.rank]
+                    comm.barrier()
+            except Exception as error:  # noqa: BLE001 - it is the result
+                if comm.rank in caught:
+                    comm.channel.leave(0)
+                else:
+                    leave(comm, error)
+                return error
+
+        found = on_ranks(9, work)
+        counts = Counter()
+        for kind, count in told:
+            counts[kind] += count
+        left = [rank for rank in range(9) if rank not in caught]
+        return dict(counts), [rank for rank in left if is_reported_here(found[rank])]
+
+    # ranks 0 to 2 and the one that breaks it hear of all others
+    assert kinds(7) == ({"broken": 8, "left": 4 * 8, "all left": 8}, [7])
+    assert kinds(0) == ({"broken": 8, "left": 3 * 8, "all left": 8}, [0])
+    assert kinds(7, caught=range(7)) == ({"broken": 8, "left": 4 * 8, "all left": 1}, [7])
+    assert kinds(0, caught=(0, 1)) == ({"broken": 8, "left": 3 * 8, "all left": 6}, [2])
+    for _ in range(5):
+        assert kinds(5, 7)[1] == [5]  # each takes itself for the one that all others tell
 
 
 # -- contexts that the ranks use in different orders: the channels of rank 0, and what rank 1 tells it
@@ -628,7 +674,7 @@ class Device:
 
 
 def test_another_thread_aborts_the_device_of_a_rank_that_does_not_look(channels, monkeypatch):
-    monkeypatch.setattr(side_channel, "_BLOCKED_SECONDS", 0.05)
+    monkeypatch.setattr(side_channel, "BLOCKED_SECONDS", 0.05)
     a, device = channels[0], Device()
     a.device = device
     assert not a.rescue()
@@ -669,7 +715,7 @@ class Kept:
 
 
 def test_notes_that_only_the_ranks_thread_may_read_are_left_to_it(channels, monkeypatch):
-    monkeypatch.setattr(side_channel, "_BLOCKED_SECONDS", 0.0)
+    monkeypatch.setattr(side_channel, "BLOCKED_SECONDS", 0.0)
     a = channels[0]
     a._transport.any_thread = False
     a._transport.coming.append((0, "broken", 1, ("a cause", None)))

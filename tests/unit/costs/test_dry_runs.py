@@ -8,7 +8,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.costs.dry_engine import Ranks
-from pblasmp.costs.pretend import _PretendedRanks, _RanksInTurn, dry_run
+from pblasmp.costs.pretend import PretendedRanks, RanksInTurn, dry_run
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import numbers
 from tests.helpers.layouts import random_product
@@ -98,10 +98,10 @@ def test_routines_and_forms(nranks):
 )
 def test_faults_are_found(order, words):
     """Ranks that both receive first; that both only send; that do not wait; that disagree about calls and sizes."""
-    world = _RanksInTurn(Ranks(2, 2))
+    world = RanksInTurn(Ranks(2, 2))
 
     def run(rank):
-        comm, data = _PretendedRanks(world, rank), np.zeros(3 + (rank if order == "l" else 0))
+        comm, data = PretendedRanks(world, rank), np.zeros(3 + (rank if order == "l" else 0))
         other = 1 - rank
         if order == "rrss":
             comm.wait(comm.irecv(np.zeros(3), other)[0])

@@ -8,6 +8,7 @@ import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the 
 import pblasmp as pb
 from pblasmp.engines.dense import add
 from pblasmp.engines.host.host_operations import HostOperations
+from tests.helpers import inside
 from tests.helpers.threads import on_ranks
 
 SQUARE = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid(2, 2))
@@ -36,7 +37,7 @@ def test_large_sums_are_moved_in_stripes_of_which_every_process_has_a_part(monke
         with pb.Context(comm, engine="host") as ctx:
             for d in (SQUARE, SQUARE[:6, :6]):
                 with pb.plan("geadd", ctx.zeros(d), ctx.zeros(d), op_a="T") as plan:
-                    stripes = plan._product._stripes
+                    stripes = inside.product(plan)._stripes
                     if comm.rank == 0:
                         told.append(([stripe.columns for stripe in stripes], plan.workspace.host_bytes))
 

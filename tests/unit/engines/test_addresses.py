@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of NumPy's arrays, as direct calls read them."""
+"""Addresses of NumPy's arrays, as direct calls read them (asked.py)."""
 
 from __future__ import annotations
 

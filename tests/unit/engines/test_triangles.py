@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triangles of local results: what is multiplied for them."""
+"""Triangles of local results: what is multiplied for them (slab_terms.py)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile, batches):
     assert np.array_equal(np.where(inside, target, 0), np.where(inside, left @ right, 0))
     assert np.isnan(target[inside == 0]).all()
     assert operations.uploads == 2  # indices of all rows and columns
-    assert operations.cut <= 2 * slab_terms._TILES
-    assert operations.whole <= 4 * slab_terms._TILES
-    assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, slab_terms._TILES))
+    assert operations.cut <= 2 * slab_terms.TILES
+    assert operations.whole <= 4 * slab_terms.TILES
+    assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, slab_terms.TILES))
     assert (operations.calls == operations.whole) == (not batches)
     if n == 512:  # squares of 256, 128, 64 and 32, and those on the diagonal
         assert operations.calls == 5
@@ -119,7 +119,7 @@ def test_the_largest_bands_of_a_triangular_product_are_begun_first(uplo):
 
 def test_tiles_are_as_narrow_as_the_engine_asks_for():
     assert slab_terms._finest(SimpleNamespace(tile=256), 100) == 256
-    assert slab_terms._finest(SimpleNamespace(tile=256), 256 * slab_terms._TILES + 1) == 257
+    assert slab_terms._finest(SimpleNamespace(tile=256), 256 * slab_terms.TILES + 1) == 257
 
 
 @pytest.mark.parametrize("hermitian", [False, True])

@@ -39,6 +39,7 @@ from tests.helpers.gpu.algorithms import (
 )
 from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
+from tests.helpers.inside import votes
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
@@ -230,17 +231,16 @@ def other_tokens(comm: Any, path: str) -> Any:
     for algos, queues in ((("push", "nccl"), False), (("auto",), True)):  # those with windows only queue here
         how = {"lt": FakeLt()} if queues else {}
         with machine(path, Multiplying, comm=comm, **how) as lib, pb.Context(comm, engine="cublasmp") as ctx:
-            votes = ctx.control.channel
             for (i, form), algo in itertools.product(enumerate(PARALLEL), algos):
                 for turn, some in enumerate((8, 6, 3, 9, 7, 7)):
                     tokens = (some + 20 * i**2) * comm.size  # more than the form before
                     case = Case(rng, comm, form, "float32", tokens, 4 * comm.size, 3 * comm.size)
                     x, w = map(ctx.engine.xp.asarray, (case.local_x, case.local_w))
-                    before = votes._agreements
+                    before = votes(ctx)
                     result, calls = python_calls(partial(getattr(pb, form), x, w, ctx, algo=algo))
                     y = np.asarray(result)
                     wrong = None if queues else unlike(y, case.expected())
-                    count = votes._agreements - before
+                    count = votes(ctx) - before
                     if (count > 1) != (turn == 0 or (queues and some == 9 and form != "matmul_allgather")):
                         wrong = wrong or f"{count} votes"
                     if turn == 2 and calls > _MOST_CALLS:
@@ -273,11 +273,11 @@ def out_of_order(comm: Any, path: str) -> Any:
         with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
             with pb.Context(comm, engine="cublasmp") as ctx:
                 stream = type(sys.modules["cupy"].cuda.get_current_stream())
-                own = ctx.engine.transport._stream.ptr
+                mine = sys.modules["cupy"].cuda.get_current_stream().ptr
                 wait = stream.wait_event
 
-                def deaf(self: Any, event: Any, name: str = name, own: int = own, wait: Any = wait) -> None:
-                    if (self.ptr == own) != (name == "start"):
+                def deaf(self: Any, event: Any, name: str = name, mine: int = mine, wait: Any = wait) -> None:
+                    if (self.ptr != mine) != (name == "start"):
                         wait(self, event)
 
                 patch.setattr(stream, "wait_event", deaf)

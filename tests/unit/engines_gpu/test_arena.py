@@ -18,6 +18,7 @@ from pblasmp.engines.gpu.runtime.gpu_runtime import Turns
 from pblasmp.engines.gpu.runtime.graphs import Recordings
 from pblasmp.runtime import plans
 from tests.helpers.fakelt import FakeLt
+from tests.helpers.inside import product
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -170,7 +171,7 @@ def unlike(comm: Any, path: str) -> Any:
             x = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
             w = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
             with pb.plan(pb.matmul_allreduce, x, w, ctx, algo="push") as plan:
-                starts = comm.allgather(plan._product.starts)
+                starts = comm.allgather(product(plan).starts)
             yield "pieces", None if starts[0] == starts[1] else f"{starts}"
 
 

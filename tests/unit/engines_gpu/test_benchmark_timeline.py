@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time lines of all GPUs: what is read from a trace of CUDA's profiler, and what is printed of it."""
+"""Time lines of all GPUs: what is read from a trace of CUDA's profiler, and what is printed of it (timeline.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliveries from GPU to GPU, on pretended ones: what arrives, in any order, and that every signal is needed."""
+"""Deliveries between pretended GPUs: what arrives, in any order, and that every signal is needed (inbox.py)."""
 
 from __future__ import annotations
 

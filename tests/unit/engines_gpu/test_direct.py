@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct calls on pretended GPUs: results on every layout, and the order of what is queued."""
+"""Direct calls on pretended GPUs: results on every layout, and the order of what is queued (gpu_direct.py)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.helpers.calls import drawn as calls_drawn
 from tests.helpers.cases import agreed_error, first, pick
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import FakePeer, Fault, Peers
+from tests.helpers.inside import plans_kept
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
@@ -31,8 +32,8 @@ STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
 @pytest.fixture
 def _small(monkeypatch):
     """Small matrices have several strips, and several portions of tiles; every rank agrees."""
-    monkeypatch.setattr(computers, "_STRIP", 4)
-    monkeypatch.setattr(computers, "_SCRATCH", 150)
+    monkeypatch.setattr(computers, "STRIP", 4)
+    monkeypatch.setattr(computers, "SCRATCH", 150)
     monkeypatch.setattr(gpu_direct, "_LEAST", 1 << 13)
     monkeypatch.setattr(
         gpu_direct, "gather_on", lambda control, name, number, told: control.vote(number) or None
@@ -359,7 +360,7 @@ def test_calls_that_are_not_direct():
 )
 def test_a_large_matrix_and_few_columns_take_a_plan(monkeypatch, routine, columns, direct):
     """Its kernel reads the triangle as fast as a product reads a matrix, which cuBLAS does not."""
-    monkeypatch.setattr(computers, "_LARGE", 32**2)
+    monkeypatch.setattr(computers, "LARGE", 32**2)
     ranks = Ranks(1)
     square, thin = (pb.MatrixDescriptor((32, cols), 4, pb.Grid(1, 1)) for cols in (32, columns))
     a, b = (ranks.matrix(np.eye(*d.shape), d) for d in (square, thin))
@@ -412,7 +413,7 @@ def promises(comm: Any, path: str) -> Any:
 
         pb.matmul(a, b, out=c)
         pb.blas.syrk(a[2:, :2], c[2:, 2:], uplo="L", beta=1, out=c[2:, 2:])
-        yield "direct", None if queued() >= 2 and not ctx.calls._known else "they were planned"
+        yield "direct", None if queued() >= 2 and not plans_kept(ctx) else "they were planned"
         before, measured = queued(), ctx.engine.measured
         for problem in (
             pb.MatmulProblem(a.descriptor, b.descriptor, c.descriptor),
@@ -420,7 +421,7 @@ def promises(comm: Any, path: str) -> Any:
         ):
             measured.add(measured.entry(problem, Options(), {"push": 1e-9}, "today"))
         pb.matmul(a, b, out=c)
-        direct = queued() == before + 1 and not ctx.calls._known
+        direct = queued() == before + 1 and not plans_kept(ctx)
         yield "direct after measurements", None if direct else "they were planned"
         before = queued()
         for name, words, call, how in (

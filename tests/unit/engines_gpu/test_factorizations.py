@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorizations on simulated GPUs: every type, option and layout at random, what cannot be factored, and the order."""
+"""Factorizations on simulated GPUs: every type, option and layout at random, and failures (factor.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
-from tests.helpers.stream_order import StreamOrder
 
 
 def everything(comm: Any, path: str, between: bool = False) -> Any:
@@ -51,7 +50,7 @@ def everything(comm: Any, path: str, between: bool = False) -> Any:
     with (
         machine(path, Multiplying, comm=comm) as lib,
         mock.patch.object(FactorKernels, "invert", autospec=True, side_effect=FactorKernels.invert) as invert,
-        mock.patch.object(SplitPanels, "_publish", autospec=True, side_effect=SplitPanels._publish) as split,
+        mock.patch.object(SplitPanels, "publish", autospec=True, side_effect=SplitPanels.publish) as split,
         # three nodes of one rank would get no less: they have no other panels
         mock.patch.object(
             GpuFactorOperations, "own_panels", None if between and comm.size == 3 else QueuedPanels
@@ -124,7 +123,7 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
     With an odd ``width``, one kernel does all of a panel's step for few right-hand sides.
     """
     with (
-        mock.patch.object(spread, "_FEW", 4 * (width % 2)),
+        mock.patch.object(spread, "FEW", 4 * (width % 2)),
         mock.patch.object(factor, "_LEAF", 2 * width),
         mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1, 1)),
         mock.patch.object(factor_panels, "SLAB", 2 * width),
@@ -443,67 +442,21 @@ def deliveries(comm: Any, path: str) -> Any:
             b = ctx.zeros(a.descriptor[:, :1])
             lib.gpu.events.clear()
             with (
-                mock.patch.object(spread, "_FEW", few),
+                mock.patch.object(spread, "FEW", few),
                 mock.patch.object(
                     FactorKernels, "step", autospec=True, side_effect=FactorKernels.step
                 ) as step,
-                mock.patch.object(factor_panels.Mover, "_move") as move,  # all is where it is wanted
             ):
                 pb.linalg.cho_solve((a, True), b, out=b)
             counts = [len(lib.gpu.did(name)) for name in ("cuBLAS", "reduce", "broadcast")]
             wanted = [launches, 6, 6], 0 if few == 0 else 6
-            found = counts, step.call_count + move.call_count
+            found = counts, step.call_count
             yield f"launches, {few}", None if found == wanted else f"{found}"
 
 
 @starts_ranks
 def test_large_panels_are_delivered(stand_in: Any) -> None:
     run_mpi(deliveries, 2, path=stand_in(1000))
-
-
-def buffers(comm: Any, path: str) -> Any:
-    """A panel is written to a buffer when the caller's stream has read what was in it, and read when it is there."""
-    grids = {"columns": (QueuedPanels, pb.Grid(1, 4)), "rows": (GridPanels, pb.Grid(2, 2))}
-    for name, (panels, grid) in grids.items():
-        with (
-            machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
-            pytest.MonkeyPatch.context() as patch,
-            pb.Context(comm, engine="cublasmp") as ctx,
-            panels_of(ctx, 2),
-        ):
-            order = StreamOrder(lib.gpu, ctx.engine.xp, patch)
-            arrived, broadcast = panels._arrived, panels._broadcast
-
-            def read(
-                self: Any, k: int, buffer: Any = None, arrived: Any = arrived, use: Any = order.use
-            ) -> None:
-                if self._reads is not None:
-                    use(f"buffer {self._reads}")  # up to now
-                arrived(self, k, buffer)
-                use(f"buffer {self._slot(k)}")
-
-            def write(
-                self: Any, k: int, panel: Any, broadcast: Any = broadcast, use: Any = order.use
-            ) -> None:
-                broadcast(self, k, panel)
-                use(f"buffer {self._slot(k)}")
-
-            patch.setattr(factor_panels_of_gpus, "TOGETHER", 1)  # panel per buffer
-            patch.setattr(panels, "_arrived", read)
-            patch.setattr(panels, "_broadcast", write)
-            patch.setattr(GpuFactorOperations, "shared_from", 0)
-            patch.setattr(GpuFactorOperations, "shared_width", 2)
-            patch.setattr(panel_shape, "ROUNDS", 0)
-            a = ctx.eye(pb.MatrixDescriptor((40, 40), (2, 2), grid, order="F"))
-            order.uses = 0
-            with ctx.engine.xp.cuda.Stream(non_blocking=True):
-                pb.linalg.cholesky(a, out=a)
-            yield name, "; ".join(order.faults) or (None if order.uses > 50 else f"{order.uses} uses")
-
-
-@starts_ranks
-def test_buffers_of_panels_are_written_in_turn(stand_in: Any) -> None:
-    run_mpi(buffers, 4, path=stand_in(1000))
 
 
 SHARED_MEMORY = {

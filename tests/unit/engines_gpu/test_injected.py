@@ -25,7 +25,7 @@ from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
 from pblasmp.engines.gpu.tensor.base import CopyProduct
 from pblasmp.memory import NcclWindows
-from tests.helpers import float8
+from tests.helpers import float8, inside
 from tests.helpers.cases import agreed_error
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.failing_calls import left_behind, lives
@@ -97,7 +97,7 @@ def overlapped_life(lib: Meeting, comm: Any) -> None:
         for form, names in PRODUCTS.items():
             for name in [name for name in names if name != "one_kernel"]:
                 with pb.plan(form, x, w, ctx, algo=name) as plan:
-                    assert isinstance(plan._product, CopyProduct), plan.report()
+                    assert isinstance(inside.product(plan), CopyProduct), plan.report()
                     for _ in range(3):
                         plan()
         y, gathered = pb.allgather_matmul(x, w, ctx, algo="push", return_gathered=True)
@@ -129,11 +129,11 @@ def varied_life(lib: Meeting, comm: Any) -> None:
         if lib.gpu.called is not None:
             lib.gpu.called.clear()
         lib.gpu.fails = fails
-        before = lib.channel._agreements
+        before = inside.votes(ctx)
         for form in PRODUCTS:
             getattr(pb, form)(x[:6], w, ctx, algo="push")
         if lib.gpu.called is not None:
-            assert lib.channel._agreements == before + len(PRODUCTS)
+            assert inside.votes(ctx) == before + len(PRODUCTS)
             lib.gpu.called[:] = [place for place in lib.gpu.called if place[0] not in RELEASES]
         ctx.engine.synchronize()
 
@@ -168,7 +168,7 @@ def failures(
         varied: only what takes another number of tokens fails.
     """
     health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
-    agreement._BLOCKED_SECONDS = PATIENCE
+    agreement.BLOCKED_SECONDS = PATIENCE
     begins = varied_life if varied else overlapped_life if reach else life
     how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
     with machine(path, Meeting, comm=comm, **how()) as lib:

@@ -28,8 +28,8 @@ from pblasmp.engines.gpu.kernels.one_kernel import (
     way_of_parts,
 )
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.tensor import copy_methods
 from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
+from pblasmp.engines.gpu.tensor.copy_methods import CopyMethod
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
@@ -155,7 +155,7 @@ def test_gpus_that_are_not_hopper(small, monkeypatch, form, capability):
     made = product(run.peers.gpus[0], "one_kernel", run.p, Options())
     assert made.tiles.mma
     assert made.tiles.parts == ("exchanged" if form == "matmul_allreduce" else "stored")
-    assert made._buffers()["one_kernel"] == 0
+    assert made.buffers()["one_kernel"] == 0
     eight = problem(form, 3, {"tokens": (9, 9, 9), "outputs": (48,), "inputs": (16, 16, 16)} | (
         {"tokens": (27,), "outputs": (16, 16, 16), "inputs": (16,)} if form == "matmul_allgather" else {}
     ), E4, out_dtype=HALF)  # fmt: skip
@@ -184,7 +184,7 @@ def test_the_kernel_compiles_for_other_gpus(target):
     for form, way in list(ways.items())[: None if target == "sm_80" else 1]:
         tiles = tiling(form, 2, 256, 256, 256, way, 108, mma=True)
         try:
-            code = compiler._compiled(kernels.source(form, IN_HALF, 2, tiles), target)
+            code = compiler.compiled(kernels.source(form, IN_HALF, 2, tiles), target)
         except RuntimeError as error:  # the Python bindings are there, the library is not
             pytest.skip(str(error))
         assert b"one_kernel" in code
@@ -284,15 +284,19 @@ def test_what_is_refused(how, why):
 ])  # fmt: skip
 def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_others, left):
     """As many as the caller says, or where PyTorch has other communicators; the tiles and the launch know."""
-    gpu, launched = Peers(2, multiprocessors=40).gpus[0], []
+    peers, launched = Peers(2, multiprocessors=40), []
+    gpu = peers.gpus[0]
     monkeypatch.setattr(gpu, "one_kernel", lambda kernel, job, blocks: launched.append(blocks))
     p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, HALF)
-    made = product(gpu, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
+    made, _ = (
+        product(each, "one_kernel", p, Options(comm_sms=asked), beside_others=beside_others)
+        for each in peers.gpus
+    )
     sizes = 8, 48, 16, made.parts
     assert made.tiles == tiling("matmul_reduce_scatter", 2, *sizes, 40 - left)
     assert (f"{left} multiprocessors are left" in made.path) == (left > 0)
-    made._job = lambda *_: None
-    made._multiply(SimpleNamespace(**{name: View(64, 8, 8, 8, HALF) for name in "abd"}))
+    x, w, out = (peers.array(0, np.zeros(shape, HALF)) for shape in ((16, 8), (48, 8), (8, 48)))
+    queue(made, x, w, None, out)
     assert launched == [40 - left]
 
 
@@ -307,7 +311,7 @@ def test_auto_does_not_shut_out_other_communicators(ranks, beside_others, option
     engine = SimpleNamespace(session=SimpleNamespace(gpu=gpu, runtime=runtime, why_no_gpu=""))
     parts = {"tokens": (8,) * ranks, "outputs": (48,), "inputs": (8,) * ranks}
     p = problem("matmul_reduce_scatter", ranks, parts, HALF)
-    why = copy_methods._why_not(PRODUCTS["matmul_reduce_scatter"]["one_kernel"], engine, p, options, None)
+    why = CopyMethod(PRODUCTS["matmul_reduce_scatter"]["one_kernel"]).refusal(engine, p, options, None)
     assert ("comm_sms= says how many" in why) is refused
     assert bool(why) is refused
 
@@ -462,7 +466,7 @@ def test_buffers_are_as_large_as_the_kernel_needs(small, take, tmp_path, form, w
     parts = {**split, "outputs": outputs} | {name: (27,) for name in ("tokens",) if name not in SPLIT[form]}
     parts["inputs"] = (8,) if form == "matmul_allgather" else parts["inputs"]
     made = product(Peers(3).gpus[0], "one_kernel", problem(form, 3, parts, HALF), Options())
-    kernel, buffers, tiles = Order(tmp_path, 3, 1, form, way), made._buffers(), made.tiles
+    kernel, buffers, tiles = Order(tmp_path, 3, 1, form, way), made.buffers(), made.tiles
     gives = form == "matmul_allreduce" and way == "stored"  # results, behind the parts of all ranks
     last = tiles.count - 1, 2
     most = [
@@ -487,18 +491,18 @@ def test_copies_of_what_no_tensor_map_reaches_are_reserved_and_counted(small, fo
     peers = Peers(2)
     made = [product(gpu, "one_kernel", problem(form, 2, parts, HALF), Options()) for gpu in peers.gpus]
     for rank, (gpu, each) in enumerate(zip(peers.gpus, made, strict=True)):
-        before = dict(gpu._scratch)
+        before = dict(gpu.scratches)
         p = each.p
         columns = sum(p.outputs) if form == "matmul_allgather" else p.outputs[rank]
         shapes = (p.tokens[rank], p.inputs[rank]), (p.outputs[rank], p.inputs[rank]), (p.rows[rank], columns)
         x, w, out = (peers.array(rank, np.zeros(shape, HALF)) for shape in shapes)
         queue(each, x, w, None, out)
-        assert gpu._scratch == before
+        assert gpu.scratches == before
         assert {name for name in before if name.startswith("one_kernel")} == {
             f"one_kernel {name}" for name in ("x", "w", "out")
         }
         told = each.workspace.device_bytes
-        assert told == sum(nbytes for _, nbytes in before.values()) + sum(each._buffers().values())
+        assert told == sum(nbytes for _, nbytes in before.values()) + sum(each.buffers().values())
 
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):

@@ -111,7 +111,7 @@ def test_equal_parts_of_a_triangle_are_one_call(
 ) -> None:
     """In two panels, in every memory order, C in another order than D or not."""
     monkeypatch.setattr(GpuOperations, "tile", 1)
-    monkeypatch.setattr(slab_terms, "_TILES", 99)
+    monkeypatch.setattr(slab_terms, "TILES", 99)
     rng, k, triangle = np.random.default_rng(3), 6, Trapezoid("L")
     written = triangle.mask(rows, cols)
     for orders, beta in in_turn(list(itertools.product("CF", repeat=4)), (0, -1), keep=2, first=few):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stream waits for which: what keeps products, copies and memory that is replaced in order.
+"""Which stream waits for which: what keeps products, copies and memory that is replaced in order (gpu_operations.py).
 
 The order of signals inside the algorithms is the model's (test_tensor_products.py, test_push.py), that of messages is
 seen in test_algorithms.py. Here is what these are made of: events of CUDA, and the host's waits.
@@ -54,7 +54,7 @@ def test_streams_are_forked_from_the_main_one_and_joined_to_it(ctx, lib):
     stream = sys.modules["cupy"].cuda.Stream(non_blocking=True)
     with stream:
         gpu.begin("copy0", "copy1")
-        forked = [gpu._streams[name].ptr for name in ("copy0", "copy1")]
+        forked = [gpu.stream(name).ptr for name in ("copy0", "copy1")]
         assert lib.gpu.did("wait") == [(each, stream.ptr) for each in forked]
         lib.gpu.events.clear()
         gpu.follow("copy1", "copy0")

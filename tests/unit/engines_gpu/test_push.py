@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushed products on pretended GPUs: results on every layout, the order of signals."""
+"""Pushed products on pretended GPUs: results on every layout, the order of signals (plan.py)."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -208,7 +209,7 @@ class Cupy:
     """Streams that record."""
 
     def __init__(self) -> None:
-        self.launched = 0
+        self.launched, self.graphs = 0, weakref.WeakSet()
         stream = SimpleNamespace(begin_capture=lambda mode: None, end_capture=self._graph, use=lambda: None)
         runtime = SimpleNamespace(streamCaptureModeRelaxed="relaxed")
         self.cuda = SimpleNamespace(
@@ -216,10 +217,19 @@ class Cupy:
         )
 
     def _graph(self) -> Any:
-        return SimpleNamespace(launch=self._launch)
+        graph = Graph(self)
+        self.graphs.add(graph)
+        return graph
 
-    def _launch(self) -> None:
-        self.launched += 1
+
+class Graph:
+    """What a stream has recorded."""
+
+    def __init__(self, cupy: Cupy) -> None:
+        self._cupy = cupy
+
+    def launch(self) -> None:
+        self._cupy.launched += 1
 
 
 def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
@@ -255,7 +265,7 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     arena.generation = 2
     assert counts(one) == (4, 4)  # recorded anew
     one.release()
-    assert len(recordings._recorded) == 0  # the graph goes with the arrays whose addresses it holds
+    assert len(cupy.graphs) == 0  # the graph goes with the arrays whose addresses it holds
     assert [counts(other) for _ in range(2)] == [(5, 5), (5, 6)]
     runtime.capturing = True
     assert counts(other) == (6, 6)  # into the graph that is recorded

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sends what for a product: slabs are complete, both operands have one order of k, and all ranks agree."""
+"""Who sends what for a product: slabs are complete, operands have one order of k, ranks agree (plan.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import pblasmp as pb
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan, clip, common_order, cuts
 from pblasmp.layout import Grid, MatmulProblem
@@ -236,3 +237,19 @@ def test_the_products_of_what_arrives_are_d(size, monkeypatch):
 def test_where_one_operand_arrives_its_first_chunk_has_as_many_entries_of_d(grid, m, n, of_a, of_b):
     plan = PushPlan(MatmulProblem.gemm(m, n, 512, grid, 256), 2)
     assert (_sizes(plan, 0), _sizes(plan, 1)) == (of_a, of_b)
+
+
+def test_a_push_plan_with_more_chunks_than_flags_is_an_error(monkeypatch):
+    """More shares of an operand would otherwise raise the flags of the other one."""
+    d = pb.MatrixDescriptor((65536, 65536), (16384, 65536), pb.Grid(4, 1))
+    k = pb.MatrixDescriptor((65536, 65536), (65536, 16384), pb.Grid(1, 4))
+    p = pb.MatmulProblem(a=k, b=d, d=d)
+
+    def chunks() -> list[int]:
+        made = PushPlan(p, 4)
+        return [len(made.chunks(which, rank)) for which in (0, 1) for rank in range(4)]
+
+    assert max(chunks()) <= 8
+    monkeypatch.setattr(sections, "_SHARES", ((0, (1,) * 9),))
+    with pytest.raises(IndexError, match=r"push: \d+ chunks of [AB], there are 8 flags"):
+        chunks()

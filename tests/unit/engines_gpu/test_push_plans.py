@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of pushed products through the public functions: on one rank, with a GPU that computes at once."""
+"""Plans of pushed products, on one rank with a GPU that computes at once (pushed_product.py)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.push import pushed_product as push
-from tests.helpers import epilogues, float8
+from tests.helpers import epilogues, float8, inside
 from tests.helpers.fakecublas import at
 
 GRID = pb.Grid(1, 1)
@@ -98,7 +97,7 @@ def test_copies_that_a_graph_holds_are_in_the_workspace(ctx, gpu):
     for each in (x, p):
         with pb.plan(pb.matmul, ctx.zeros(each.a), ctx.zeros(each.b), op_b=each.op_b, algo="push") as plan:
             plan()
-            kept = sum(copy.base.nbytes for copy in plan._product._copies.values())
+            kept = sum(copy.base.nbytes for copy in inside.product(plan)._copies.values())
             sizes.append((plan.workspace.device_bytes, kept))
     (plain, none), (more, copies) = sizes
     assert none == 0 < copies == more - plain
@@ -124,7 +123,7 @@ def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monk
         assert (d.gather() == before).all()
         plan()
         np.testing.assert_allclose(d.gather(), a.gather() @ b.gather() + 2 * c.gather(), rtol=1e-5)
-        kept = sum(copy.base.nbytes for copy in plan._product._copies.values())
+        kept = sum(copy.base.nbytes for copy in inside.product(plan)._copies.values())
         assert plan.workspace.device_bytes >= kept
     aligned = [at % 16 == 0 for at in seen]
     assert aligned
@@ -143,12 +142,12 @@ def test_what_takes_many_commands_is_copied_first_and_in_the_workspace(ctx, gpu,
         )
         with pb.plan(pb.matmul, a, b, algo="push") as plan:
             np.testing.assert_allclose(plan().gather(), a.gather() @ b.gather(), rtol=1e-5)
-            assert sorted(plan._product._copies) == copied
+            assert sorted(inside.product(plan)._copies) == copied
             assert plan.workspace.device_bytes == nbytes
 
 
 @pytest.fixture
-def eight(ctx, gpu, monkeypatch) -> None:
+def eight(ctx, monkeypatch, request) -> None:
     """cuBLASLt of the GPU that is played."""
 
     def multiply(stream: int, x: Any, w: Any, d: Any, *, op_x: str, op_w: str, alpha: float, beta: float, c: Any,
@@ -157,7 +156,8 @@ def eight(ctx, gpu, monkeypatch) -> None:
         y = alpha * ((left if op_x == "N" else left.T) @ (right if op_w == "N" else right.T))
         at(d)[...] = y + beta * at(c or d).astype(float) if beta else y
 
-    monkeypatch.setattr(ctx.engine.operations, "_products", SimpleNamespace(multiply=multiply))
+    monkeypatch.setattr(ctx.engine.session.gpu.products, "multiply", multiply)
+    request.getfixturevalue("gpu")  # the products are those of the GPU before
 
 
 def test_scales_that_are_numbers_are_in_a_graph_and_arrays_are_not(ctx, lib, eight):

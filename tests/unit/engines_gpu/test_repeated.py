@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated calls of tensor-parallel products: one vote and one launch by the compiled core, or what else it takes."""
+"""Repeated calls of tensor-parallel products: one vote and one launch by the core, or what else (graphs.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.graphs import Relaunch
 from pblasmp.runtime.kept_plans import held_bytes
 from pblasmp.tensor_parallel import call, made
+from tests.helpers import inside
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -82,12 +84,17 @@ def test_results_that_get_memory_again_are_launched_with(ctx, lib, gpu, monkeypa
     assert len(lib.gpu.did("graph launched")) == launched + 1
 
 
-def test_a_kept_plan_holds_nothing_of_its_engine(ctx, multiply):
+def test_a_kept_plan_holds_nothing_of_its_engine(ctx, gpu):
     """All of its engine is some 3000 objects, which take 10 ms to count. This one counts the least without a look."""
-    (plan, nbytes), *_ = ctx.kept._plans.values()
+    import cupy
+
+    with mock.patch.object(ctx.kept, "keep", wraps=ctx.kept.keep) as keep:
+        for _ in range(5):
+            pb.matmul_reduce_scatter(*(cupy.asarray(np.ones(x)) for x in ((6, 4), (5, 4))), ctx, algo="pull")
+    ((_, plan), _) = keep.call_args
     assert held_bytes(plan, ctx.engine) < 1 << 15
-    assert nbytes == 1 << 17
-    assert not plan._product.has_tables
+    assert ctx.kept.nbytes == 1 << 17
+    assert not inside.product(plan).has_tables
 
 
 def test_another_stream_waits_first(lib, multiply, in_python):
@@ -248,7 +255,7 @@ def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> An
     yield "memory was replaced", None if found == [0, 2, 1] else f"{found}"
     multiply()
     if ctx.rank == ctx.size - 1:
-        ctx.engine.direct._calls.clear()
+        inside.bound_calls(ctx).clear()
     found = [multiply() for _ in range(2)]
     yield "one rank has forgotten it", None if found == [[0, 1, 0]] * 2 else f"{found}"
     if ctx.size > 1:

@@ -160,7 +160,7 @@ DOMAINS = {
 @pytest.mark.parametrize("tokens", [13, 300])  # in one piece, in several
 def test_push_between_domains(monkeypatch, form, domains, tokens):
     """In any order that signals and messages allow, strictly in the order of queueing, with ranks that have nothing."""
-    monkeypatch.setattr(pushed, "_WORTH", 1e3)
+    monkeypatch.setattr(pushed, "WORTH", 1e3)
     extents = {"tokens": tokens, "outputs": 11, "inputs": 12}
     for seed, uneven in ((1, False), (None, True)):
         peers = Peers(sum(map(len, domains)), domains=domains, multiprocessors=1)
@@ -268,7 +268,7 @@ def test_no_signal_can_be_left_out(form, name):
 @pytest.mark.parametrize("form", PRODUCTS)
 def test_no_signal_between_domains_can_be_left_out(monkeypatch, form):
     """With a peer in the domain, or alone there, each kind is missed at least once."""
-    monkeypatch.setattr(pushed, "_WORTH", 300)  # two pieces
+    monkeypatch.setattr(pushed, "WORTH", 300)  # two pieces
     kinds: dict[str, bool] = {}
     for domains in ([(0, 1), (2, 3)], [(0,), (1,)]):
         for name, missed in _signals(form, 140, 0, 2 * len(domains[0]), 3 * ("push",), domains):
@@ -314,7 +314,7 @@ def test_the_workspace_is_all_that_is_reserved(form, name):
     tall = case(peers, form, extents=TALL, uneven=True)
     for gpu in peers.gpus:
         told = tall.product(gpu, name).workspace.device_bytes
-        reserved = [nbytes for _, nbytes in gpu._scratch.values()]
+        reserved = [nbytes for _, nbytes in gpu.scratches.values()]
         reserved += [
             each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
         ]

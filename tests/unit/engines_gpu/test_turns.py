@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that wait for other ranks on all multiprocessors, where others wait, too: what begins, and what ends."""
+"""Kernels that wait for other ranks on all multiprocessors, where others wait, too (gpu_runtime.py)."""
 
 from __future__ import annotations
 
@@ -174,10 +174,10 @@ def test_contexts_take_turns_as_long_as_they_are_open(alone, stand_in):
             runtimes = [context.engine.session.runtime for context in (one, other)]
             assert runtimes[0].turns is runtimes[1].turns is turns_on(lib.gpu.current)
             assert set(runtimes) <= set(turns_on(lib.gpu.current)._members)
-            one.engine.session.gpu._take_turn()
+            runtimes[0].take_turn()
             lib.gpu.events.clear()
             runtimes[1].stream = SimpleNamespace(ptr=77, is_capturing=lambda: False)
-            one.engine.session.gpu._take_turn()
+            runtimes[0].take_turn()
             assert ("wait", lib.gpu.stream, 77) in lib.gpu.events
             runtimes[1].stream = runtimes[0].stream
         assert not set(runtimes) & set(turns_on(lib.gpu.current)._members)

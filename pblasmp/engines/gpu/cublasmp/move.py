@@ -48,7 +48,7 @@ def prepare_move(
     library = session.cublasmp
     if library.why_no_memory or faults.moves_unseen(library.version, source.dtype):
         return ExchangeMove(engine, source, target, part, "by NCCL")
-    return _Gemr2D(engine, library, source, target, arrays, part)
+    return Gemr2D(engine, library, source, target, arrays, part)
 
 
 def stays(source: MatrixDescriptor, target: MatrixDescriptor) -> bool:
@@ -138,7 +138,7 @@ class _Converted(Composite):
         return self._products[0].misfit(name, array) if self._late else ""
 
 
-class _Gemr2D(PreparedCall):
+class Gemr2D(PreparedCall):
     """A move by cublasMpGemr2D, between matrices of one type and one memory order.
 
     A source of another type or memory order goes through a temporary. Offsets inside a block are passed in the call.

@@ -37,7 +37,7 @@ from .builder import CallBuilder, Compute, CublasMatrix, Queue
 _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
-_LARGE = 1 << 22  # elements of a matrix that cuBLAS takes longer to read than a plan takes the host
+LARGE = 1 << 22  # elements of a matrix that cuBLAS takes longer to read than a plan takes the host
 _TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
 
 
@@ -114,7 +114,7 @@ def _is_thin(asked: Asked) -> bool:
     """Return whether a large A is multiplied by so few columns that cuBLAS reads it ten times as slowly as it could."""
     order, few = asked.a[3], asked.d[4] if asked.side == "L" else asked.d[3]
     most = order // THIN if asked.routine == "trmm" else FEW_COLUMNS
-    return few <= most and order * order >= _LARGE
+    return few <= most and order * order >= LARGE
 
 
 def triangular(call: CallBuilder) -> Compute:
@@ -192,9 +192,9 @@ def added(call: CallBuilder) -> Compute:
     return compute
 
 
-_STRIP = 256  # columns of a triangle's tiles, at least
+STRIP = 256  # columns of a triangle's tiles, at least
 _STRIPS = 16  # of a triangle, at most
-_SCRATCH = 64 << 20  # bytes for the tiles of a triangle that are summed at a time
+SCRATCH = 64 << 20  # bytes for the tiles of a triangle that are summed at a time
 
 
 @lru_cache(1024)
@@ -202,7 +202,7 @@ def strips_of(rows: Axis, row: int, cols: Axis, col: int, uplo: str) -> tuple[Re
     """Return a rank's columns of a triangle, cut so that tiles on the diagonal get the same size."""
     lead = cols.lead if (col - cols.source) % cols.nprocs == 0 else 0
     n = cols.count(col)
-    width = -(-max(_STRIP, -(-n // _STRIPS)) // _STRIP) * _STRIP
+    width = -(-max(STRIP, -(-n // _STRIPS)) // STRIP) * STRIP
     ends = [min(n, at - lead) for at in range(width, n + lead + width, width)]
     return tuple(pieces(Trapezoid(uplo), rows.globals(row), cols.globals(col), ends))
 
@@ -213,7 +213,7 @@ def portions(tiles: Sequence[Rectangle], item: int) -> Iterator[list[Rectangle]]
     nbytes = 0
     for tile in tiles:
         size = tile.size * item
-        if some and nbytes + size > _SCRATCH:
+        if some and nbytes + size > SCRATCH:
             yield some
             some, nbytes = [], 0
         some.append(tile)

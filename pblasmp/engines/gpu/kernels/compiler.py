@@ -232,12 +232,12 @@ def _machine_code(text: str, target: str) -> bytes:
     _check_nvrtc(status)
     folder = kernel_folder()
     if folder is None:
-        return _compiled(text, target)
+        return compiled(text, target)
     told = hashlib.sha256(f"{version} {target}\n{text}".encode()).hexdigest()
     file = folder / f"pblasmp-{told}.cubin"
     with suppress(OSError, ArgumentError), open_trusted(file) as opened:
         return opened.read()
-    code = _compiled(text, target)
+    code = compiled(text, target)
     with suppress(OSError):
         make_private(folder)
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as new:
@@ -256,7 +256,7 @@ def kernel_folder() -> Path | None:
         return None
 
 
-def _compiled(text: str, target: str) -> bytes:
+def compiled(text: str, target: str) -> bytes:
     """Return machine code, or for a target "compute_…" PTX.
 
     Raises:

@@ -29,7 +29,7 @@ _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp ea
 _TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
 
-_TYPES = {
+CUDA_TYPES = {
     (DTYPES | FLOAT8)[name]: of
     for name, of in {
         "float64": "double", "float32": "float", "float16": "fp16", "bfloat16": "bf16", "complex64": "c64",
@@ -184,7 +184,7 @@ class Kernels(CompiledKernels):
             "BIAS": bias.dtype if bias else exact,
         }  # fmt: skip
         macros: dict[str, Any] = {
-            **{name: _TYPES[dtype] for name, dtype in types.items()},
+            **{name: CUDA_TYPES[dtype] for name, dtype in types.items()},
             "P": len(parts), "OUTS": len(outs), "V": width, "INDEX": _index(first.rows * lines),
         }  # fmt: skip
         if out.dtype.itemsize == 1:
@@ -304,7 +304,7 @@ class Kernels(CompiledKernels):
             uplo = {"L": "U", "U": "L", "": ""}[uplo]
         strides = [(1, lead) if columns else (lead, 1) for columns, lead in (x, c)]
         macros: dict[str, Any] = {
-            "ELEMENT": _TYPES[dtype], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
+            "ELEMENT": CUDA_TYPES[dtype], "TRIANGLE": ("", "L", "U").index(uplo), "REAL": int(real),
             "CONJUGATE": int(conjugate), "KEEPS": int(beta != 0),
         }  # fmt: skip
         rest = (

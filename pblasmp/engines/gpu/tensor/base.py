@@ -112,7 +112,7 @@ class CopyProduct(TensorProduct[Views]):
             self._reserve(name, memory.nbytes)
         if is_float8(self.p.out_dtype):
             self._reserve("amax", _AMAX.itemsize)
-        self._sizes = buffers = self._buffers()
+        self._sizes = buffers = self.buffers()
         for name, nbytes in buffers.items() if self.gpu.alone else ():
             self.gpu.scratch(name, nbytes)
 
@@ -165,7 +165,7 @@ class CopyProduct(TensorProduct[Views]):
         self._nbytes += nbytes
         self.gpu.scratch(name, nbytes)
 
-    def _buffers(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         """Return the symmetric buffers and their sizes, the same on every rank. Local."""
         return {
             name: max(rows * cols for rows, cols in memory.shapes) * memory.dtype.itemsize

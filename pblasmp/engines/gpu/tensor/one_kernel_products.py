@@ -193,7 +193,7 @@ class _OneKernelProduct(CopyProduct):
             ONE_KERNEL_FLAGS: ONE_KERNEL_CONTROL + flags,
         }
 
-    def _buffers(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         return self._tiled.buffers
 
     @property

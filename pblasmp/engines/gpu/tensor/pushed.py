@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PASSED_ON = 8  # the first flag of what has come from other domains
 _PULL = 2  # most ranks that pull sums
 _MOST = 4  # pieces between domains
-_WORTH = 1e11
+WORTH = 1e11
 """Operations of a rank that take as long as one more collective between nodes, over sockets: of two H200s, 0.1 ms."""
 
 
@@ -64,7 +64,7 @@ class PushedTensorProduct(CopyProduct):
         super().__init__(session, p, options)
 
     def _prepare(self) -> None:
-        self.count = max(1, min(_MOST, int(self.p.flops / self.size / _WORTH))) if self.far else 0
+        self.count = max(1, min(_MOST, int(self.p.flops / self.size / WORTH))) if self.far else 0
 
     def rail_of(self, rank: int) -> list[int]:
         """Return the rail of a rank. Local."""
