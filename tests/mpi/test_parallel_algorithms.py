@@ -131,6 +131,8 @@ def several_nodes(comm):
             with pytest.raises(pb.UnsupportedError, match="share no memory"):
                 pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx, algo="two_shot")
             assert (pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx) == 4 * comm.size).all()
+            case = Case(np.random.default_rng(7), comm, "matmul_allreduce", "float64", 5, 3, 4, draw=small)
+            assert unlike(case(ctx, algo="push"), case.expected()) is None
     finally:
         del os.environ["PBLASMP_RANKS_PER_NODE"]
 
