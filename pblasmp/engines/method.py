@@ -188,8 +188,9 @@ class Taken:
         """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
         known, options, refused = self.known, self.options, self.refused
         measured = _measured(engine, problem, options, self.follows, alone=True)
-        left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
-        name = self.name
+        left, name = known, self.name
+        if refused:
+            left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
         if measured:
             name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
         elif options.algo == "auto":

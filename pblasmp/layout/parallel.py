@@ -124,10 +124,9 @@ class ParallelProblem(Problem):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Tokens, outputs and inputs of all ranks together."""
-        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
         if self.sums:
-            return tokens, self.outputs[0], sum(self.inputs)
-        return tokens, sum(self.outputs), self.inputs[0]
+            return self.tokens[0], self.outputs[0], sum(self.inputs)
+        return sum(self.tokens) if self.gathers else self.tokens[0], sum(self.outputs), self.inputs[0]
 
     def slices(self, name: Literal["tokens", "outputs", "rows"]) -> list[slice]:
         """Return where each rank's part of "tokens", "outputs" or "rows" is in the whole. Local; 0-based."""

@@ -7,7 +7,7 @@ Products, routines of levels 1 to 3, factorizations and tensor-parallel products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -107,7 +107,8 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
     """Return what a call computes that differs from an earlier one as ``vary`` says. Collective over the context.
 
     Each rank prepares alone what all would, if they all vary the same call in the same way and nothing that another
-    rank must know is missing, and the ranks take a single vote on that.
+    rank must know is missing, and the ranks take a single vote on that. A plan is kept from the second such call on:
+    most of ever new sizes come once.
 
     Returns:
         As for ``_again``.
@@ -118,8 +119,8 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         varied = call.vary(known.remembered) if number else None
         if varied is None:
             return None
-        key = call.key(0)
-        plan: Plan[Result] | None = ctx.kept.peek(key)
+        before, _ = ctx.calls.known(signature)
+        plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
         found = known.resized(call) if plan is None else (plan._product, plan._choice)
         if found is None:
             return None
@@ -130,17 +131,21 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         return None
     queues = product.queues
     with ctx.running(call.name, checks=not queues, computes=not queues):
-        vote = hash((number, plan is None, choice.number, *varied)) & _VOTES
+        vote = hash((number, before, plan is None, choice.number, *varied)) & _VOTES
         if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
             return False
         call.number = ctx.calls.remember(signature, call.remembered())
-        keep: Callable[[], object] = partial(ctx.kept.find, key)
-        if plan is None:
-            plan = Plan(call, kept=True, made=found)
-            keep = partial(ctx.kept.keep, key, plan, has_tables=product.has_tables)
-            known.add(product, choice)
-        call.ran_by = plan
-        return (plan._run(call, partial(product.run, operands), keep),)
+        run = partial(product.run, operands)
+        if plan is not None:
+            call.ran_by = plan
+            return (plan._run(call, run, partial(ctx.kept.find, call.key(0))),)
+        known.add(product, choice)
+        if not before:
+            ctx.control.channel.runs += 1
+            return (call.result(run()),)
+        call.ran_by = plan = Plan(call, kept=True, made=found)
+        keep = partial(ctx.kept.keep, call.key(0), plan, has_tables=product.has_tables)
+        return (plan._run(call, run, keep),)
 
 
 class Kin:

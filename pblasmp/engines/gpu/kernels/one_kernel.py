@@ -348,22 +348,26 @@ def _map(driver: Any, matrix: View, box: tuple[int, int]) -> bytes:
     if driver is None:
         place = struct.pack("<QQii", matrix.address, matrix.ld * itemsize, matrix.rows, matrix.cols)
         return place.ljust(_MAP_BYTES, b"\0")
-    line = box[1] * itemsize
-    swizzle = getattr(
-        driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{line}B' if line > _UNIT else 'NONE'}"
-    )
-    kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[matrix.dtype]}")
-    size, count = driver.cuuint64_t, driver.cuuint32_t
+    kind, boxes = _mapped(driver, matrix.dtype, box)
+    size = driver.cuuint64_t
     status, tensor_map = driver.cuTensorMapEncodeTiled(
-        kind, 2, matrix.address,
-        [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * itemsize)],
+        kind, 2, matrix.address, [size(matrix.cols), size(matrix.rows)], [size(matrix.ld * itemsize)], *boxes
+    )
+    check_driver((status,))
+    return ctypes.string_at(tensor_map.getPtr(), _MAP_BYTES)
+
+
+@cache
+def _mapped(driver: Any, dtype: np.dtype, box: tuple[int, int]) -> tuple[Any, tuple[Any, ...]]:
+    """Return what TMA is told of elements and of boxes, of whatever matrix. Local."""
+    line, count = box[1] * dtype.itemsize, driver.cuuint32_t
+    swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{line}B' if line > _UNIT else 'NONE'}"
+    return getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[dtype]}"), (
         [count(box[1]), count(box[0])], [count(1), count(1)],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, getattr(driver.CUtensorMapSwizzle, swizzle),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )  # fmt: skip
-    check_driver((status,))
-    return ctypes.string_at(tensor_map.getPtr(), _MAP_BYTES)
 
 
 @cache

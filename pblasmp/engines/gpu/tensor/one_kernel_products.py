@@ -179,7 +179,7 @@ class _OneKernelProduct(CopyProduct):
 
     def _share(self) -> tuple[int, int]:
         """Return rows and columns of the largest share. Local."""
-        high = max(stop - start for start, stop in pairwise(self.starts))
+        high = max([stop - start for start, stop in pairwise(self.starts)])
         return high, self.p.outputs[0]
 
     def _boxes_of(self, tiling: Tiling) -> dict[str, int]:
