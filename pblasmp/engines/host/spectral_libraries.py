@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Cells, Side
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
+from ...layout.intersection import Piece, Stretch, copy
 from ...layout.pieces import LocalPart
 from ..arrays import move, new_part, same_memory, window_of
 from ..local.spectral import LOWER, OneRankMethod, OneRankProduct, SpectralMethod, SpectralProduct
@@ -165,26 +166,52 @@ class ElpaProduct(SpectralProduct):
         self._library = library
         self.path = "ELPA" + (", on moved matrices" if self.moved else "")
 
+    def _new(self, work: MatrixDescriptor, d: MatrixDescriptor | None, array: Array, keep: Array) -> Array:
+        """Return an array for A that the other ranks can read, unless it is too large. Collective."""
+        self._parts = self._shared_parts()
+        rank = self._engine.transport.rank
+        return self._parts[rank] if self._parts else super()._new(work, d, array, keep)
+
     def _take(self, given: Array, a: Array) -> None:
         """Write both triangles to ``a``: ELPA reads both. Collective."""
-        p, work, transport = self._problem, self._a, self._engine.transport
-        rank, side = transport.rank, Side.of(work)
-        parts = self._shared_parts()
-        if parts or self.moved:
-            parts = parts or {rank: new_part(self._engine, work)}
-            move(self._engine, p.a, work, (given, parts[rank]))
+        p, work, engine = self._problem, self._a, self._engine
+        move(engine, p.a, work, (given, a), LOWER)
+        if p.conjugate:
+            np.conjugate(a, out=a)
+        if engine.transport.size == 1:
+            self._mirror({0: a})
+        elif self._parts:
+            engine.transport.fence()
+            self._mirror(self._parts)
+            engine.transport.fence()  # A is scaled, and overwritten
         else:
-            parts = {rank: given}
-        turned = side.T
-        if len(parts) > 1:
-            turned = replace(
-                turned, cells=Cells(turned.cells.coords, np.arange(transport.size), transport.nodes)
+            turned = new_part(engine, work)
+            move(engine, work.T, work, (a.T, turned))
+            upper = LocalPart(
+                LOWER.T, *work.global_indices(engine.transport.rank), hermitian=a.dtype.kind == "c"
             )
-            transport.fence()
-        exchange = transport.exchange(turned, side, work.dtype)
-        exchange.run({each: part.T for each, part in parts.items()}, {rank: a}, conjugate=not p.conjugate)
-        mine = LocalPart(LOWER, *work.global_indices(rank), hermitian=a.dtype.kind == "c")
-        self._engine.operations.add(a, 1, parts[rank], 0, a, mine, conjugate=p.conjugate)
+            engine.operations.add(a, 1, turned, 0, a, upper, conjugate=True)
+
+    def _mirror(self, parts: Mapping[int, Array]) -> None:
+        """Write what the ranks' parts have below the diagonal to this rank's part above it. Local."""
+        grid, n, block = self._a.grid, self._a.shape[0], self._a.block[0]
+        p, q = grid.coords(self._engine.transport.rank)
+        mine, period = parts[self._engine.transport.rank], math.lcm(grid.nprow, grid.npcol)
+        for number in range(q, -(-n // block), grid.npcol):  # of a block of columns
+            width = min(block, n - number * block)
+            below, right = (number // each * block for each in (grid.nprow, grid.npcol))
+            for first in range(p, min(number, p + period), grid.nprow):  # blocks of rows that one rank has
+                to, of = (
+                    (first // each * block, period // each * block) for each in (grid.nprow, grid.npcol)
+                )
+                down = Stretch(len(range(first, number, period)), block, *of, *to)
+                piece = Piece((down,), (Stretch(1, width, below, 0, right, 0),))
+                copy(mine, parts[grid.rank(number % grid.nprow, first % grid.npcol)].T, piece, conjugate=True)
+            if number % grid.nprow == p:
+                tile = mine[below : below + width, right : right + width]
+                np.copyto(tile, tile.conj().T, where=np.tri(width, dtype=bool).T)
+                if tile.dtype.kind == "c":
+                    np.fill_diagonal(tile.imag, 0)
 
     def _shared_parts(self) -> dict[int, Array]:
         """Return memory for the ranks' parts of A that all of them can read; nothing if it is too much. Collective."""
