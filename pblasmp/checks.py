@@ -18,7 +18,6 @@ from .dtypes import element_type
 from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout import Trapezoid
-from .layout.grid import one_of
 from .matrix.distributed import DistributedMatrix
 from .runtime.reading import check_operands, context_of, refuse
 from .runtime.runtime import Runtime
@@ -108,7 +107,9 @@ def verify(*args: Any, **how: Any) -> Verification:
     matrices = [*check.given, *_matrices_of(found)]
     ctx = context_of("verify", *matrices)
     with ctx.agreement("verify") as facts:
-        facts.update(function=name, options=str(sorted(how.items())), shapes=[x.shape for x in matrices])
+        facts.update(
+            function=name, options=str(sorted(check.how.items())), shapes=[x.shape for x in matrices]
+        )
         facts["second"] = zlib.crc32(repr(np.asarray(check.second).tolist()).encode())
         named = {f"matrix {i}": x for i, x in enumerate(matrices, 1)}
         check_operands(ctx, [*named], named)
@@ -189,14 +190,30 @@ class _Check:
 
     def __init__(self, name: str, args: Sequence[Any], found: Any, how: dict[str, Any]) -> None:
         self.second: Any = None  # with factors: whether they are lower, or their pivots
-        if name in ("cho_solve", "lu_solve") and args and isinstance(args[0], (tuple, list)):
-            first, self.second = args[0] if len(args[0]) == 2 else (None, None)
-            args = first, *args[1:]
+        rules = _RULES.get(name, ("", "", ""))
+        matrices = rules[0].replace("?", "").split()
+        names = [*matrices, *rules[1].split(), "out", "algo"]
+        self.how: dict[str, Any] = {**dict(zip(names, args, strict=False)), **how}
+        self._excess = [
+            *(each for each in how if each not in names),
+            *(f"{each} twice" for each in names[: len(args)] if each in how),
+            *map(short_repr, args[len(names) :]),
+        ]
+        self._args = [self.how.pop(each, None) for each in matrices]
+        if rules[0].endswith("?") and self._args[-1] is None:
+            self._args.pop()
+        if name in ("cho_solve", "lu_solve"):
+            first = self._args[0]
+            pair = isinstance(first, (tuple, list)) and len(first) == 2
+            self._args[0], self.second = first if pair else (None, None)
         if name == "cho_factor" and isinstance(found, tuple) and len(found) == 2:
             found, self.second = found
-        self.given = [x for x in args if isinstance(x, DistributedMatrix)]
-        self._name, self._args, self._found, self._how = name, args, found, how
-        self._residuals: list[float] = []
+        if name == "solve" and isinstance(found, tuple) and len(found) == 2:
+            found = found[0]  # with what ``return_info`` asks for
+        self.given = [x for x in self._args or args if isinstance(x, DistributedMatrix)]
+        for each in ("out", "algo"):
+            self.how.pop(each, None)
+        self._name, self._found, self._residuals = name, found, list[float]()
 
     @property
     def _bound(self) -> float:
@@ -204,37 +221,36 @@ class _Check:
         return _FACTOR * math.sqrt(max(1, *a.shape)) * 2 * element_type(a.dtype).roundoff
 
     @property
-    def _kind(self) -> str | None:
-        """What A is: "gen", "her"mitian, "sym"metric or "tri"angular; None if that is unknown."""
+    def _kind(self) -> str:
+        """What A is: "gen", "her"mitian, "sym"metric or "tri"angular."""
         if self._name in ("eigh", "cholesky", "cho_factor"):
             return "her"
         if self._name in ("solve_triangular", "cho_solve"):
             return "tri"
-        assumed = self._how.get("assume_a", "gen")
-        return _KINDS.get(assumed) if isinstance(assumed, str) else None
+        return _KINDS[self.how.get("assume_a", "gen")]
 
     @property
     def _uplo(self) -> str:
         """Which triangle of A is read, if not all of it is."""
-        assumed = self._how.get("assume_a", "")
+        assumed = self.how.get("assume_a", "")
         if self._name == "cho_solve":
             return "L" if self.second else "U"
         if self._kind == "tri" and self._name != "solve_triangular":
             return "L" if assumed == "lower triangular" else "U"
-        lower = self._how.get("lower", self._name in ("eigh", "cholesky"))
-        return "L" if lower else "U"
+        lower = self.how.get("lower", self._name in ("eigh", "cholesky"))
+        return self.how.get("uplo") or ("L" if lower else "U")
 
     @property
     def _trans(self) -> str:
         """Which transpose of A is solved with."""
-        given = self._how.get("trans", self._how.get("transposed", 0))
+        given = self.how.get("trans", self.how.get("transposed", 0))
         return given if isinstance(given, str) else "NTC"[int(given)]
 
     @property
     def _operator(self) -> _Operator:
         """A."""
-        unit = bool(self._how.get("unit_diagonal", False)) and self._kind == "tri"
-        return _Operator(self._args[0], self._exponents[0], self._kind or "gen", self._uplo, unit)
+        unit = bool(self.how.get("unit_diagonal", False)) and self._kind == "tri"
+        return _Operator(self._args[0], self._exponents[0], self._kind, self._uplo, unit)
 
     def read(self) -> None:
         """Raise what is wrong with the arguments. Local."""
@@ -243,31 +259,19 @@ class _Check:
             raise ArgumentError(
                 f"verify: expected one of the functions {known}, or its name, got {short_repr(self._name)}"
             )
-        _, _, taken = _RULES[self._name]
-        if unknown := {*self._how} - {*taken.split(), "algo"}:
-            raise ArgumentTypeError(f"verify: {self._name} takes no {', '.join(sorted(unknown))}")
-        for name in ("lower", "unit_diagonal"):
-            if self._how.get(name, True) not in (True, False):
-                raise ArgumentError(f"{name}: expected True or False, got {short_repr(self._how[name])}")
-        for name in ("trans", "transposed"):
-            trans = self._how.get(name, 0)
-            if not (one_of(trans, "NTC") or trans in (0, 1, 2)):
-                raise ArgumentError(f"{name}: expected 0, 1, 2, 'N', 'T' or 'C', got {short_repr(trans)}")
-        if self._kind is None:
-            raise ArgumentError(
-                f"assume_a: expected one of {', '.join(_KINDS)}, got {short_repr(self._how['assume_a'])}"
-            )
-        matrices, kind, _ = _RULES[self._name]
-        if not matrices[0] <= len(self._args) <= matrices[1] or not all(
-            isinstance(x, DistributedMatrix) for x in self._args
-        ):
-            given = ", ".join(short_repr(type(x).__name__) for x in self._args)
-            raise ArgumentTypeError(
-                f"verify: {self._name} was given {matrices[0]} to {matrices[1]} matrices, got {given}"
-            )
+        if self._excess:
+            raise ArgumentTypeError(f"verify: {self._name} takes no {', '.join(self._excess)}")
+        for name, (legal, words) in _LEGAL.items():
+            value = self.how.get(name, legal[0])
+            if not (isinstance(value, (str, int, np.integer, np.bool_, type(None))) and value in legal):
+                raise ArgumentError(f"{name}: expected {words}, got {short_repr(value)}")
+        matrices, _, returned = _RULES[self._name]
+        if len(self.given) < len(self._args):
+            given = ", ".join(type(x).__name__ for x in self._args)
+            raise ArgumentTypeError(f"verify: {self._name} is given the matrices {matrices}, got {given}")
         if wrong := self._wrong_second():
             raise ArgumentError(wrong)
-        if not _is_kind(self._found, kind):
+        if not _is_kind(self._found, returned):
             raise ArgumentTypeError(
                 f"found: expected what {self._name} returns, got {short_repr(self._found)}"
             )
@@ -281,7 +285,7 @@ class _Check:
             isinstance(self.second, (bool, int, np.bool_)) and self.second in (0, 1)
         ):
             return f"c_and_lower: expected a factor and True or False, got {given}"
-        if self._name == "cho_factor" and self.second is not bool(self._how.get("lower", False)):
+        if self._name == "cho_factor" and self.second is not bool(self.how.get("lower", False)):
             return f"found: expected a factor and the argument lower, got {given}"
         if self._name == "lu_solve":
             pivots = np.asarray(self.second)
@@ -450,7 +454,7 @@ class _Check:
         whole = float(np.ldexp(a.matrix.norm(), -a.exponent))
         if math.isfinite(whole):
             self._compare(np.array([[np.linalg.norm(s)]]), np.array([[whole]]), whole, a.exponent)
-        rcond, eps = self._how.get("rcond"), 2 * element_type(a.matrix.dtype).roundoff
+        rcond, eps = self.how.get("rcond"), 2 * element_type(a.matrix.dtype).roundoff
         rcond = eps * max(a.matrix.shape) if rcond is None else rcond if rcond >= 0 else eps
         return bool((np.diff(s) > 0).any() or rank != np.count_nonzero(s > rcond * s[0]))
 
@@ -559,18 +563,25 @@ _KINDS = {
     **dict.fromkeys(("sym", "symmetric"), "sym"),
     **dict.fromkeys(("upper triangular", "lower triangular"), "tri"),
 }
-_RULES = {
-    "eigh": ((1, 2), "w v", "lower subset_by_index check"),
-    "svd": ((1, 1), "u s vh", "full_matrices"),
-    "solve": ((2, 2), "matrix", "assume_a lower transposed unit_diagonal refine"),
-    "solve_triangular": ((2, 2), "matrix", "trans lower unit_diagonal"),
-    "cho_solve": ((2, 2), "matrix", ""),
-    "lu_solve": ((2, 2), "matrix", "trans"),
-    "lstsq": ((2, 2), "x", "rcond trans"),
-    "inv": ((1, 1), "matrix", "assume_a lower unit_diagonal"),
-    "cholesky": ((1, 1), "matrix", "lower"),
-    "cho_factor": ((1, 1), "matrix", "lower"),
-    "lu_factor": ((1, 1), "f p", ""),
-    "qr": ((1, 1), "qr", ""),
+_LEGAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(("lower", "unit_diagonal"), ((True, False), "True or False")),
+    **dict.fromkeys(("trans", "transposed"), ((0, 1, 2, *"NTC"), "0, 1, 2, 'N', 'T' or 'C'")),
+    "uplo": ((None, *"LU"), "'L' or 'U'"),
+    "assume_a": (("gen", *_KINDS), f"one of {', '.join(_KINDS)}"),
 }
-"""How many matrices a function is given, what it returns, and its options."""
+"""What options may be."""
+_RULES = {
+    "eigh": ("a b?", "lower subset_by_index check uplo", "w v"),
+    "svd": ("a", "full_matrices", "u s vh"),
+    "solve": ("a b", "assume_a lower transposed unit_diagonal refine return_info", "matrix"),
+    "solve_triangular": ("a b", "trans lower unit_diagonal", "matrix"),
+    "cho_solve": ("c_and_lower b", "", "matrix"),
+    "lu_solve": ("lu_and_piv b", "trans", "matrix"),
+    "lstsq": ("a b", "rcond trans", "x"),
+    "inv": ("a", "assume_a lower unit_diagonal", "matrix"),
+    "cholesky": ("a", "lower", "matrix"),
+    "cho_factor": ("a", "lower", "matrix"),
+    "lu_factor": ("a", "", "f p"),
+    "qr": ("a", "", "qr"),
+}
+"""The matrices that a function is given, its options in the order of its arguments, and what it returns."""

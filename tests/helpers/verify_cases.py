@@ -23,8 +23,9 @@ def found_by(ctx, rng, dtype, n=17):
     for uplo, lower in (("L", True), ("U", False)):
         h, p = placed(ctx, rng, only(uplo, hermitian)), placed(ctx, rng, only(uplo, whole))
         yield "eigh", pb.linalg.eigh, (h,), pb.linalg.eigh(h, lower=lower), {"lower": lower}
-        yield "pair", pb.linalg.eigh, (h, p), pb.linalg.eigh(h, p, lower=lower), {"lower": lower}
-        yield "cholesky", pb.linalg.cholesky, (p,), pb.linalg.cholesky(p, lower), {"lower": lower}
+        how = {"b": p, "uplo": uplo, "check": True}
+        yield "pair", pb.linalg.eigh, (h,), pb.linalg.eigh(h, **how), how
+        yield "cholesky", pb.linalg.cholesky, (p, lower), pb.linalg.cholesky(p, lower), {"out": None}
         how = {"lower": lower} if lower else {}
         yield "cho_factor", pb.linalg.cho_factor, (p,), pb.linalg.cho_factor(p, lower), how
     yield (
@@ -36,7 +37,10 @@ def found_by(ctx, rng, dtype, n=17):
     )
     for full in (False, True):
         for a in (r, wide, *([r[:, :0], r[:0, :4]] if full else [])):
-            yield f"svd {full}", pb.linalg.svd, (a,), pb.linalg.svd(a, full), {"full_matrices": full}
+            yield f"svd {full}", pb.linalg.svd, (a, full), pb.linalg.svd(a, full), {}
+    how = {"refine": "float32", "return_info": True}
+    if dtype in ("float64", "complex128"):
+        yield "refined", pb.linalg.solve, (s, b, "pos"), pb.linalg.solve(s, b, "pos", **how), how
     for assume, a, trans in (("gen", x, True), ("pos", s, True), ("upper triangular", s, "C"), ("gen", x, 0)):
         how = {"assume_a": assume, "transposed": trans}
         yield f"solve {assume}", pb.linalg.solve, (a, b), pb.linalg.solve(a, b, **how), how
@@ -55,7 +59,13 @@ def found_by(ctx, rng, dtype, n=17):
         yield f"cho_solve {uplo}", pb.linalg.cho_solve, (pair, b), pb.linalg.cho_solve(pair, b), {}
     for trans in (0, "T", 2):
         pair, how = pb.linalg.lu_factor(x), {"trans": trans}
-        yield f"lu_solve {trans}", pb.linalg.lu_solve, (pair, b), pb.linalg.lu_solve(pair, b, **how), how
+        yield (
+            f"lu_solve {trans}",
+            pb.linalg.lu_solve,
+            (pair, b, trans),
+            pb.linalg.lu_solve(pair, b, **how),
+            {},
+        )
     for name, a, trans in (("tall", r, "N"), ("wide", r, "C"), ("turned", wide, 1), ("of wide", wide, 0)):
         right = b if len(a) == n and trans == "N" else placed(ctx, rng, random(rng, (n - 6, 2), dtype))
         right = b if name == "turned" else right
