@@ -227,15 +227,23 @@ def _eigenvalues(call: FactorCall) -> None:
     values: NDArray[Any]
     if b is not None:
         how: dict[str, Any] = {"lower": call["uplo"] == "L", "subset_by_index": subset}
+        try:
+            found = eigvalsh(a, b, **how) if z is None else eigh(a, b, **how)
+        except FactorizationError as error:
+            if not str(error).startswith("eigh: b:"):
+                raise
+            if call.values.get("ifail") is not None:
+                call["ifail"].reshape(-1)[:1] = error.index + 1
+            raise FactorizationError.at(_INDEFINITE - 1, str(error)) from None
         if z is None:
-            values = eigvalsh(a, b, **how)
+            values = found
         else:
-            values, vectors = eigh(a, b, **how)
+            values, vectors = found
             z[:, : len(values)] = vectors
     else:
         out = z if z is None or subset is None else z[:, : subset[1] - subset[0] + 1]
         values = eigh_into(a, out, call["uplo"] == "L", subset)
-    if kind == "V":
+    if kind == "V" and not np.isnan(values).any():
         first, last = np.searchsorted(values, (call["vl"], call["vu"]), side="right").tolist()
         values = values[first:last]
         if z is not None and first < last:
@@ -292,6 +300,8 @@ def _take_pivots(call: FactorCall) -> NDArray[np.int64]:
     return pivots
 
 
+_INDEFINITE = 16  # INFO of p?sygvx
+
 _OPTIONS = {
     "uplo": "UL",
     "diag": "NU",
@@ -334,7 +344,10 @@ _MEANINGS = {
     "nz": "a writeable array of one integer to which the number of eigenvectors is written; None: it is not",
     "w": "a real array of n numbers to which the eigenvalues are written, ascending, on every process",
     "s": "a real array of min(m, n) numbers to which the singular values are written, descending, on every process",
-    "ifail": "integers, which become 0; None: they are not written",
+    "ifail": (
+        "integers, which become 0; if INFO is 16, the first alone is written, the order of a minor of sub(B) that is "
+        "not positive; None: they are not written"
+    ),
     "iclustr": "is not written",
     "gap": "is not written",
     "info": "a writeable array of one integer to which INFO is written; None: it is only returned",
@@ -476,6 +489,7 @@ _VECTORS_OF = {"a": "n n", "z": "n n"}
 _SPACES = "work lwork {}iwork liwork"
 _RANGE = "vl vu il iu"
 _FAILED = "i is what ScaLAPACK, or LAPACK, reports: its iteration does not converge"
+_FAILED_PAIR = f"{_INDEFINITE}: sub(B) is not positive definite; others: {_FAILED}"
 _TEXTS = {
     "ev": "Return the eigenvalues of sub(A) in W, and with JOBZ = V the eigenvectors in sub(Z)",
     "evr": "Return eigenvalues of sub(A), all or some, in W, and with JOBZ = V their eigenvectors in sub(Z)",
@@ -491,7 +505,8 @@ def _spectral_rows() -> list[ScalapackRoutine]:
     def add(name: str, arguments: str, shapes: dict[str, str], text: str, letters: str) -> None:
         written = tuple(each for each in shapes if each in WANTED)
         compute = _eigenvalues if "w" in arguments.split() else _singular_values
-        rows.append(routine(name, arguments, shapes, written, compute, _TEXTS[text], _FAILED, letters))
+        fault = _FAILED_PAIR if "b" in shapes else _FAILED
+        rows.append(routine(name, arguments, shapes, written, compute, _TEXTS[text], fault, letters))
 
     for family, letters, more in (("sy", "sd", ""), ("he", "cz", "rwork lrwork ")):
         spaces = _SPACES.format(more)

@@ -187,6 +187,16 @@ def faults(ctx, call):
     yield "sizes", None if asked == 0 and spaces[0][0] == spaces[2][0] == 1 and not w.any() else f"{spaces}"
     none = pblas.pdsyevd("N", "L", 4, *a, w, None, 1, 1, z[3])
     yield "no Z", None if none == 0 and np.allclose(w, 1) else f"{w}"
+    ifail, one = np.zeros(4, np.int32), np.zeros(1, np.int32)
+    b = call.arguments(call.held(np.diag([1.0, 2, -1, 1])))
+    info = pblas.pdsygvx(
+        1, "N", "A", "L", 4, *a, *b, 0, 0, 1, 1, 0, None, None, w, 0, *z, *[None] * 4, ifail, None, None, one
+    )
+    right = info == one[0] == 16 and ifail.tolist() == [3, 0, 0, 0]
+    yield "B is not positive definite", None if right else f"{info} {ifail}"
+    spoiled = call.arguments(call.held(np.full((4, 4), np.nan)))
+    info = pblas.pdsyevr("V", "V", "L", 4, *spoiled, 0.0, 3.0, 1, 1, one, None, w, *z)
+    yield "NaN in a range", None if info == 0 and one[0] == 4 and np.isnan(w).all() else f"{one} {w}"
     empty = pblas.pdsyevr("V", "I", "L", 0, *a, 0, 0, 1, 0, None, None, w, *z)
     yield "empty", None if empty == 0 else f"{empty}"
 
