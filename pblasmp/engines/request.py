@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import as_dtype, scalar
+from ..dtypes import ELEMENT_TYPES, as_dtype, scalar
 from ..epilogue import Epilogue, Scales
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
@@ -18,8 +18,15 @@ from ..layout.grid import integer
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-CONSTANTS = (int, float, complex, np.number, str, np.dtype, type, type(None))
-"""Types of options that cannot change between two calls, as a tensor of one number could."""
+_BUILT_IN = {bool, int, float, complex, str, np.str_, type, type(None)}
+_NUMBERS = {np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
+_DTYPES = {type(row.dtype) for row in ELEMENT_TYPES.values()}
+CONSTANTS = frozenset(_BUILT_IN | _NUMBERS | _DTYPES)
+"""Types of options that cannot change between two calls, as a tensor of one number could.
+
+Types derived from them are not: how their values are hashed and compared is the user's code. np.timedelta64 is none
+either: it has no hash.
+"""
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Problem = MatmulProblem | Level3Problem | ParallelProblem

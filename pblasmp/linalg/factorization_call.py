@@ -291,7 +291,9 @@ class FactorizationCall(UserCall[T]):
         if not comparable(self.ctx, self.given.values(), self.how.values()):
             return object()
         described = tuple(None if x is None else x.descriptor for x in self.given.values())
-        return self.name, tuple(self.how.items()), described
+        # 1, 1.0 and True are equal
+        options = tuple((name, type(value), value) for name, value in self.how.items())
+        return self.name, options, described
 
     def recorded(self) -> NoReturn:
         """Raise UnsupportedError. Local."""

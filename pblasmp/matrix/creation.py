@@ -480,7 +480,7 @@ def set_item(matrix: Handle, index: object, value: Any) -> None:
             kind = type(value)
             name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
             raise ArgumentTypeError(f"expected a DistributedMatrix, a number or a NumPy array, got {name}")
-    except ArgumentError as error:  # other ranks may have found no fault
+    except Exception as error:
         with matrix.context.agreement(CALL):
             raise error from None
     if isinstance(value, Handle):

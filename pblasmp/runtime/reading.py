@@ -192,7 +192,7 @@ def comparable(ctx: Runtime[Any], matrices: Iterable[Any], options: Iterable[Any
         matrices: the caller's, None for those that are absent.
         options: the other arguments.
     """
-    if not all(isinstance(value, CONSTANTS) for value in options):
+    if not all(type(value) in CONSTANTS for value in options):
         return False
     return all(x is None or (isinstance(x, Handle) and x.context is ctx) for x in matrices)
 

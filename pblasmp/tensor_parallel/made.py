@@ -154,7 +154,7 @@ def seen_of(
     """
     x, w, bias, c, out = arrays
     alpha, beta = how.get("alpha", 1), how.get("beta", 0)
-    if not (isinstance(alpha, CONSTANTS) and isinstance(beta, CONSTANTS)):
+    if not (type(alpha) in CONSTANTS and type(beta) in CONSTANTS):
         return None
     # 1, 1.0 and 1 + 0j are equal
     scaled = None if scales is None else tuple(scales.facts())

@@ -286,6 +286,38 @@ def bad_operand_on_one_rank(comm):
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
+class _Hashless(float):
+    def __hash__(self):
+        raise RuntimeError("no hash")
+
+
+class _Indexless:
+    def __index__(self):
+        raise RuntimeError("no index")
+
+
+def odd_values_on_one_rank(comm):
+    """Values whose text, hash or conversion fails where no rank has agreed yet."""
+    bad = comm.rank == comm.size - 1
+    huge, span = 10**5000, np.timedelta64(3)
+    with pb.Context(comm, engine="host") as ctx:
+        error = Timed(ctx)
+        a = scattered(ctx, pb.MatrixDescriptor((6, 6), (2, 3), pb.Grid.squarest(comm.size)), np.eye(6))
+
+        def wrong(value, right):
+            return value if bad else right
+
+        for name, words, call, args, how in (
+            ("algo", "algo: expected a string", pb.linalg.det, (a,), {"algo": wrong(span, "auto")}),
+            ("lower", "lower: expected True", pb.linalg.eigvalsh, (a,), {"lower": wrong(span, True)}),
+            ("op_a", "op_a: expected", pb.matmul, (a, a), {"op_a": wrong(span, "N")}),
+            ("alpha", "different arguments: alpha", pb.blas.symm, (a, a), {"alpha": wrong(_Hashless(2), 1)}),
+            ("index", "too large to print", operator.setitem, (a, wrong(huge, 2), 1), {}),
+            ("slice", "no index", operator.setitem, (a, wrong(slice(_Indexless()), 2), 1), {}),
+        ):
+            yield name, error(Exception, [words], call, *args, **how)
+
+
 def _rows_with_a_tail(shape):
     kind = np.dtype([("row", np.float64, (shape[1],)), ("tail", np.int32)])
     return np.zeros(shape[0], kind)["row"]
@@ -716,6 +748,10 @@ def test_bad_input_on_one_rank(nranks, tmp_path):
     for rank in range(1, nranks - 1):
         np.save(tmp_path / f"{rank}.npy", np.ones((8, 6)))
     _run(bad_input_on_one_rank, nranks, directory=str(tmp_path))
+
+
+def test_odd_values_on_one_rank():
+    _run(odd_values_on_one_rank, 2)
 
 
 @pytest.mark.parametrize("nranks", [*only_long(2), 4])
