@@ -286,7 +286,8 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
     from ..drawing.maps import show as show_in_terminal
-    from .descriptor_files import describe_problem, parse, print_shares, read_text
+    from ..problems.files import read_text
+    from .descriptor_files import describe_problem, parse, print_shares
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,130 +12,39 @@ import click
 
 from ..errors import LayoutError, counted, faults_text
 from ..layout import FactorProblem, Level3Problem, MatrixDescriptor, ParallelProblem
-from ..problems.files import (
-    MOST_BYTES,
-    ProblemFile,
-    check,
-    file_error,
-    find,
-    load_any_file,
-    path_of,
-    unreadable,
-)
+from ..problems.files import ProblemFile, Text, faults_in, find, load_any_file, problem_in, read_text
 from .terminal import plain
 
-STDIN = "-"
-_NAME_OF_STDIN = "<stdin>"
 _MOST_RANKS_TOLD = 4096
 
-_reading_failed = (ValueError, OverflowError, RecursionError, MemoryError, TypeError)
-"""The errors that numbers with thousands of digits and arrays nested thousands deep raise when read or shown."""
 
-
-def read_text(file: str) -> bytes:
-    """Return the contents of a descriptor file: a path, "-", or the name of one that comes with pblasmp. Local.
-
-    Raises:
-        LayoutError: it cannot be read, or is too long to be a descriptor file.
-    """
-    try:
-        if file == STDIN:
-            text = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with path_of(file, "problems").open("rb") as stream:
-                text = stream.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = unreadable(file, error) if isinstance(error, OSError) else f"cannot be read: {error}"
-        raise file_error(Path(_name(file)), [reason]) from None
-    if len(text) > MOST_BYTES:
-        raise file_error(Path(_name(file)), [f"not a descriptor file: longer than {MOST_BYTES >> 20} MiB"])
-    return text
-
-
-def parse(file: str, text: bytes) -> ProblemFile:
-    """Return the problem in the text of ``file``, its title made harmless. Local.
+def parse(file: str, text: Text) -> ProblemFile:
+    """Return the problem in the text of a file, its title made harmless. Local.
 
     Raises:
         LayoutError: the text does not describe a problem; the message names the file and every fault.
     """
-    with _reading(file):
-        found = load_any_file(_stream(file, text))
+    found = problem_in(Path(_name(file)), text)
     return replace(found, title=plain(found.title), description=plain(found.description))
 
 
-def legal(file: str, text: bytes) -> ProblemFile:
-    """Return the problem in the text of ``file``, checked to be legal. Local.
-
-    Raises:
-        LayoutError: as for ``parse``, or the problem is not legal.
-    """
-    found = parse(file, text)
-    with _naming(file):
-        found.problem.validate()
-    return found
-
-
 def _name(file: str) -> str:
-    return _NAME_OF_STDIN if file == STDIN else file
-
-
-def _stream(file: str, text: bytes) -> io.BytesIO:
-    """Return an open file that holds the text, under the name of the file that it came from."""
-    stream = io.BytesIO(text)
-    setattr(stream, "name", _name(file))  # noqa: B010 - typed as if it had none
-    return stream
-
-
-@contextlib.contextmanager
-def _reading(file: str) -> Iterator[None]:
-    """Turn the errors of values that nothing can hold into faults of the file."""
-    try:
-        yield
-    except LayoutError:
-        raise
-    except _reading_failed as error:
-        raise file_error(Path(_name(file)), [_too_much(error)]) from None
-
-
-@contextlib.contextmanager
-def _naming(file: str) -> Iterator[None]:
-    try:
-        yield
-    except LayoutError as error:
-        raise LayoutError(f"{_name(file)}: {error}") from None
-
-
-def _too_much(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "arrays or tables are nested too deep"
-    if isinstance(error, MemoryError):
-        return "it does not fit into memory"
-    return f"a number is out of range ({error})"
-
-
-def _faults(file: str, text: bytes) -> list[str]:
-    """Return everything that is wrong with a problem or a grid. Local."""
-    try:
-        with _reading(file):
-            return check(_stream(file, text))
-    except LayoutError as error:
-        return [str(error).removeprefix(f"{_name(file)}: ")]
+    return "<stdin>" if file == "-" else file
 
 
 def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return for each file whether it is legal, its faults, and its contents. Local."""
     checked = []
     for file in files:
-        found: ProblemFile | None = None
+        name, told = _name(file), dict[str, Any]()
         try:
             text = read_text(file)
-            faults = _faults(file, text)
+            faults = faults_in(text)
             with contextlib.suppress(LayoutError):  # a grid, or faulty
-                found = parse(file, text)
+                told = {} if faults else describe_problem(parse(file, text))
         except LayoutError as error:
-            faults = [str(error).removeprefix(f"{_name(file)}: ")]
-        told = {} if found is None or faults else describe_problem(found)
-        checked.append({"file": _name(file), "legal": not faults, "faults": faults, **told})
+            faults = [str(error).removeprefix(f"{name}: ")]
+        checked.append({"file": name, "legal": not faults, "faults": faults, **told})
     return checked
 
 

@@ -18,9 +18,9 @@ from ..errors import LayoutError, counted
 from ..launchers import surroundings
 from ..layout import FactorProblem, Level3Problem, MatrixDescriptor, ParallelProblem
 from ..layout.routines import ROUTINES
-from ..problems.files import ProblemFile
+from ..problems.files import ProblemFile, Text, read_text
 from ..resources import memory_bytes, usable_cores
-from .descriptor_files import legal, read_text
+from .descriptor_files import parse
 from .ranks import on_ranks
 from .reports import Reporter
 
@@ -60,9 +60,13 @@ def run_file(
     return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
-def _load(file: str, text: bytes) -> ProblemFile:
-    """Return the problem in a file, checked to fit into memory as whole matrices on one rank. Local."""
-    found = legal(file, text)
+def _load(file: str, text: Text) -> ProblemFile:
+    """Return the problem in a file, checked to be legal and to fit into memory as whole matrices on one rank. Local."""
+    found = parse(file, text)
+    try:
+        found.problem.validate()
+    except LayoutError as error:
+        raise LayoutError(f"{found.path}: {error}") from None
     if isinstance(found.problem, ParallelProblem):
         needed, where = needed_bytes(found.problem) * found.nranks, "every rank"
     else:
@@ -78,7 +82,7 @@ def _load(file: str, text: bytes) -> ProblemFile:
     return found
 
 
-def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> dict[str, Any]:
+def _work(options: tuple[str, Text | None, Any, str], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     file, text, engine, algo = options
     with Context(engine=engine) as ctx, reporter.errors():

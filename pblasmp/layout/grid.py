@@ -18,7 +18,9 @@ _MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]
 
-_LARGEST = 10**100  # so that every number computed from extents can be printed
+LARGEST = 10**100
+"""The largest extent: every number that is computed from such ones can be printed."""
+
 _GRID_TEXT = re.compile(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})(?:-(row|col))?")
 
 
@@ -34,7 +36,7 @@ def integer(value: object, name: str, minimum: int, error: type[ArgumentError] =
     Raises:
         ArgumentTypeError: it is no integer.
     """
-    if type(value) is int and minimum <= value <= _LARGEST:
+    if type(value) is int and minimum <= value <= LARGEST:
         return value  # the usual case, and frequent while plans are made
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -42,7 +44,7 @@ def integer(value: object, name: str, minimum: int, error: type[ArgumentError] =
         raise ArgumentTypeError(f"{name}: expected an integer, got {short_repr(value)}") from None
     if number < minimum:
         raise error(f"{name}: expected at least {minimum}, got {short_repr(number)}")
-    if number > _LARGEST:
+    if number > LARGEST:
         raise error(f"{name}: expected at most 10**100, got {short_repr(number)}")
     return number
 
@@ -58,8 +60,8 @@ def pair(
         first, second = value
         if (
             type(first) is type(second) is int
-            and minimum <= first <= _LARGEST
-            and minimum <= second <= _LARGEST
+            and minimum <= first <= LARGEST
+            and minimum <= second <= LARGEST
         ):
             return value  # nearly always
     try:

@@ -206,12 +206,12 @@ class ParallelProblem(Problem):
         equal = ("tokens", "outputs") if self.sums else ("inputs",) if self.gathers else ("tokens", "inputs")
         for name in equal:
             if len(set(getattr(self, name))) > 1:
-                given = list(getattr(self, name))
+                given = short_repr(list(getattr(self, name)))
                 yield f"{name}: expected the same number for each rank with form {self.form!r}, got {given}"
         if any(n % max(1, self.inner) for n in (*self.tokens, *self.rows)):
-            yield f"inner: expected a divisor of tokens and rows, got {self.inner}"
+            yield f"inner: expected a divisor of tokens and rows, got {short_repr(self.inner)}"
         if self.form != "matmul_reduce_scatter" and self.rows != self.default_rows():
-            yield f"rows: expected {list(self.default_rows())}, got {list(self.rows)}"
+            yield f"rows: expected {short_repr(list(self.default_rows()))}, got {short_repr(list(self.rows))}"
         elif self.form == "matmul_reduce_scatter" and sum(self.rows) != self.tokens[0]:
             yield f"rows: expected {self.tokens[0]} in all, as many as tokens, got {list(self.rows)}"
         if self.return_gathered and not self.gathers:

@@ -12,6 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -58,7 +59,7 @@ with required("descriptor files", "cli"):
     import tomli_w
 
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
-
+Text: TypeAlias = "str | bytes"
 
 AnyProblem: TypeAlias = MatmulProblem | Level3Problem | FactorProblem | ParallelProblem
 
@@ -156,7 +157,7 @@ def load_problem_file(file: Source) -> ProblemFile:
     Raises:
         LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
     """
-    return _problem_file(*_read(file), products=True)
+    return problem_in(*_read(file), products=True)
 
 
 def load_any_file(file: Source) -> ProblemFile:
@@ -168,7 +169,7 @@ def load_any_file(file: Source) -> ProblemFile:
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    return _problem_file(*_read(file))
+    return problem_in(*_read(file))
 
 
 def load_grid(file: Source) -> Grid:
@@ -177,16 +178,21 @@ def load_grid(file: Source) -> Grid:
     Raises:
         LayoutError: the file cannot be read or is not a grid; the message names the file and every fault.
     """
-    path, data, faults = _read(file, "grids")
-    faults = faults or table_faults(data, GridTable)
-    if faults:
-        raise file_error(path, faults)
+    path, text, fault = _read(file, "grids")
+    data, faults = _parsed(text, fault)
+    if faults := faults or table_faults(data, GridTable):
+        raise _error(path, faults)
     return as_grid(data)
 
 
 def check(file: Source) -> list[str]:
     """Return everything that is wrong with a problem or grid file; empty if nothing is. Local."""
-    _, data, faults = _read(file)
+    return faults_in(*_read(file)[1:])
+
+
+def faults_in(text: Text, fault: str = "") -> list[str]:
+    """Return everything that is wrong with the text of a problem or grid, unless a ``fault`` is known. Local."""
+    data, faults = _parsed(text, fault)
     if faults:
         return faults
     if "nprow" in data or "npcol" in data:
@@ -198,88 +204,97 @@ def check(file: Source) -> list[str]:
     return made.faults or made.problem.faults()
 
 
-def path_of(file: str | PathLike[str], kind: str) -> Path:
-    """Return the path of a file, which may be the name of one of a ``kind`` that comes with pblasmp. Local."""
-    path = Path(file)
-    shipped = root() / kind / f"{file}.toml"
-    return shipped if path.name == str(file) and not path.exists() and shipped.is_file() else path
-
-
-def unreadable(file: object, error: OSError) -> str:
-    """Return why a file cannot be read and, for a mistyped name, the closest one that comes with pblasmp. Local."""
-    reason = f"cannot be read: {error.strerror or error}"
-    if isinstance(error, FileNotFoundError):
-        near = difflib.get_close_matches(str(file), [path.stem for path in find("problems")], 1)
-        reason += f": did you mean {near[0]!r}?" if near else ""
-    return reason
-
-
-def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, list[str]]:
-    """Return the contents of a file, or why it cannot be read. Local."""
-    try:
-        content = _content(file)
-        text = content if isinstance(content, str) else content.decode()
-        fault = f"longer than {MOST_BYTES >> 20} MiB" if len(content) > MOST_BYTES else excess(text)
-        if fault:
-            return {}, [f"not a descriptor file: {fault}"]
-        return tomllib.loads(text), []
-    except OSError as error:
-        return {}, [unreadable(file, error)]
-    except RecursionError:
-        return {}, ["not a TOML file: its lists or tables are nested too deeply"]
-    except ValueError as error:  # also UTF-8, integers of thousands of digits, a path with a zero byte
-        return {}, [f"not a TOML file: {error}"]
-
-
-def _content(file: str | PathLike[str] | IO[str] | IO[bytes]) -> str | bytes:
-    """Return what is in a file, but not much more than a descriptor file can have."""
-    if not isinstance(file, (str, PathLike)):
-        return file.read(MOST_BYTES + 1)
-    with Path(file).open("rb") as opened:
-        return opened.read(MOST_BYTES + 1)
-
-
 def load_table(file: str | PathLike[str]) -> Table:
     """Return the contents of a file. Local.
 
     Raises:
         ArgumentError: it cannot be read, or is not a TOML file.
     """
-    table, faults = read_toml(file)
+    table, faults = _parsed(*_read(Path(file))[1:])
     if faults:
         raise ArgumentError(f"{file}: {faults[0]}")
     return table
 
 
-def file_error(path: Path, faults: list[str]) -> LayoutError:
+def _error(path: Path, faults: list[str]) -> LayoutError:
     """Return the error that names a file and all its faults. Local."""
     return LayoutError(faults_text(str(path), faults))
 
 
-def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:
-    """Return a file's name, its contents, and why it cannot be read."""
+def read_text(file: Source) -> Text:
+    """Return what is in a problem's file. Local.
+
+    Raises:
+        LayoutError: it cannot be read.
+    """
+    path, text, fault = _read(file)
+    if fault:
+        raise _error(path, [fault])
+    return text
+
+
+def _read(file: Source, kind: str = "problems") -> tuple[Path, Text, str]:
+    """Return a file's name, what is in it, not much more than a descriptor file can have, and why it cannot be read."""
+    opened: Any = file
+    path: Path | None = None
     if isinstance(file, str) and file == "-":
-        return Path("<stdin>"), *read_toml(getattr(sys.stdin, "buffer", sys.stdin))
-    if isinstance(file, (str, PathLike)):
-        path = path_of(file, kind)
-        return path, *read_toml(path)
-    if not hasattr(file, "read"):
-        raise ArgumentTypeError(f"file: expected a path, '-' or an open file, got {short_repr(file)}")
-    name = getattr(file, "name", None)
-    return Path(name if isinstance(name, str) else f"<{type(file).__name__}>"), *read_toml(file)
+        name, opened = "<stdin>", getattr(sys.stdin, "buffer", sys.stdin)
+    elif isinstance(file, (str, PathLike)):
+        path, shipped = Path(file), root() / kind / f"{file}.toml"
+        if path.name == str(file) and not path.exists() and shipped.is_file():
+            path = shipped
+        name = str(path)
+    else:
+        if not hasattr(opened, "read"):
+            raise ArgumentTypeError(f"file: expected a path, '-' or an open file, got {short_repr(file)}")
+        given = getattr(opened, "name", None)
+        name = given if isinstance(given, str) else f"<{type(file).__name__}>"
+    text: Text = b""
+    fault = ""
+    try:
+        with nullcontext(opened) if path is None else path.open("rb") as opened:
+            text = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror or error}"
+        near = difflib.get_close_matches(str(file), [each.stem for each in find("problems")], 1)
+        if near and isinstance(error, FileNotFoundError):
+            fault += f": did you mean {near[0]!r}?"
+    except ValueError as error:  # a path with a zero byte, text that is not UTF-8
+        fault = f"cannot be read: {error}"
+    if len(text) > MOST_BYTES:
+        fault = f"not a descriptor file: longer than {MOST_BYTES >> 20} MiB"
+    return Path(name), text, fault
 
 
-def _problem_file(path: Path, data: Table, faults: list[str], *, products: bool = False) -> ProblemFile:
-    """Return the problem in a file, which may have to be a product of matrices, or raise all its faults."""
+def _parsed(text: Text, fault: str = "") -> tuple[Table, list[str]]:
+    """Return the table in a text, or its faults: that which is known, or why it is none. Local."""
+    try:
+        text = text if isinstance(text, str) else text.decode()
+        if not fault and (more := excess(text)):
+            fault = f"not a descriptor file: {more}"
+        return ({}, [fault]) if fault else (tomllib.loads(text), [])
+    except RecursionError:
+        return {}, ["not a TOML file: its lists or tables are nested too deeply"]
+    except ValueError as error:  # also UTF-8, integers of thousands of digits
+        return {}, [f"not a TOML file: {error}"]
+
+
+def problem_in(path: Path, text: Text, fault: str = "", *, products: bool = False) -> ProblemFile:
+    """Return the problem in the text of a file, which may have to be a product of matrices. Local.
+
+    Raises:
+        LayoutError: there is a ``fault`` already, or the text holds no such problem; it names the file and every fault.
+    """
+    data, faults = _parsed(text, fault)
     kind = kind_of(data)
     if kind and products and not faults:
         given = short_repr(data[kind])
         faults = [f"{kind}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
     if faults := faults or problem_faults(data, kind):
-        raise file_error(path, faults)
+        raise _error(path, faults)
     made = operands_in(kind, data)
     if made.faults:
-        raise file_error(path, made.faults)
+        raise _error(path, made.faults)
     title, description = data["title"], data.get("description", "").strip()
     return ProblemFile(path, title, description, made.problem, made.parents, made.windows, **made.scalars)
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text, required, short_repr
 from ..layout.factor_problem import FactorRoutine
+from ..layout.grid import LARGEST
 from ..layout.routines import ROUTINES
 from ..layout.schemes import FORMS, SCHEMES
 
@@ -40,8 +41,8 @@ def _names(known: Iterable[str]) -> Any:
 
 
 Text = Annotated[str, Strict(), Field(min_length=1, description="a text")]
-Extent = Annotated[int, Strict(), Field(ge=0, description="an integer, at least 0")]
-Count = Annotated[int, Strict(), Field(ge=1, description="an integer, at least 1")]
+Extent = Annotated[int, Strict(), Field(ge=0, le=LARGEST, description="an integer, at least 0")]
+Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST, description="an integer, at least 1")]
 Pair = Annotated[tuple[Extent, Extent], Field(description="two integers, each at least 0")]
 _Float = Annotated[float, Strict()]
 Number = Annotated[_Float | tuple[_Float, _Float], Field(description="a number, or [real, imaginary]")]

@@ -475,6 +475,22 @@ def test_hostile_files_are_bad_input(pblasmp, tmp_path, command, name):
     assert "fault in pblasmp" not in err
 
 
+def test_numbers_that_python_does_not_print_are_bad_input(pblasmp, tmp_path):
+    """In files of each kind, to each command."""
+    number = f"0x{'f' * 5000}"
+    form = 'form = "allgather_matmul"\ninputs = [3]\noutputs = [3]\n'
+    for text in (
+        f"{form}tokens = [{number}]",
+        f"{form}tokens = [4]\ninner = {number}",
+        f"{form}tokens = [4]\n[row_bytes]\nx = [{number}]",
+        f'factorization = "eigh"\nsubset = [0, {number}]\n[a]\nshape = [4, 4]\nblock = 2\ngrid = "1x1"',
+    ):
+        (tmp_path / "x.toml").write_text(f'title = "T"\n{text}\n')
+        for command in (["check"], ["check", "--json"], ["show"], ["run"], ["plan", "--machine", "dgx-h100"]):
+            status, _, err = pblasmp(*command, "x.toml")
+            assert status == 2, err
+
+
 def test_run_has_limits(pblasmp, tmp_path):
     (tmp_path / "many.toml").write_text('title = "T"\nm = 4\nn = 4\nk = 4\nblock = 2\nnranks = 5000\n')
     status, _, err = pblasmp("run", "many.toml")

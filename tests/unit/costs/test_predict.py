@@ -16,7 +16,7 @@ from pblasmp.costs.machines import load_machine, machine_from, machine_toml, wit
 from pblasmp.costs.predict import kernel_seconds
 from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import ROUTINES
-from pblasmp.problems.files import find, read_toml
+from pblasmp.problems.files import find, load_table
 from tests.helpers.command_line import run_here
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -363,7 +363,7 @@ def test_machines_that_come_with_pblasmp(path):
     found = load_machine(path.stem)
     assert found.title
     assert found.measured or "not measured" in str(found)
-    table, _ = read_toml(path)
+    table = load_table(path)
     assert machine_from(tomllib.loads(machine_toml(table)), path.stem) == found
     title = 'any "text" \x01 \x7f'
     assert tomllib.loads(machine_toml({**table, "title": title}))["title"] == title
