@@ -111,10 +111,12 @@ def not_two(ndim: int, array: str = "array") -> str:
 
 
 def printed(value: object) -> str:
-    """Return ``repr(value)``, or in words that it is too large to print. Local."""
+    """Return ``repr(value)``, or in words that it has an integer of thousands of digits. Local."""
     try:
         return repr(value)
-    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):  # the user's own
+            raise
         return f"a value of type {type(value).__name__} that is too large to print"
 
 
@@ -122,8 +124,9 @@ def short_repr(value: object) -> str:
     """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
     try:
         text = printed(value)
-    except Exception:  # noqa: BLE001 - the user's code
-        return f"a value of type {type(value).__name__} that cannot be printed"
+    except Exception as error:  # noqa: BLE001 - the user's code, or lists in lists in lists
+        why = "is too large to print" if isinstance(error, RecursionError) else "cannot be printed"
+        return f"a value of type {type(value).__name__} that {why}"
     text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
