@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .agreement import CLOSING, Agreement, Running, break_off, closing, is_agreed, leave
-from .board import YIELDS, open_boards
+from .board import YIELDS
 from .choice import wrap
 from .communicator import Communicator, allgather_alike, gather_numbers, greatest, largest_size
 from .exchange import Cell, CellArrays, Cells, Exchange, Side
@@ -22,7 +22,7 @@ from .locations import (
 )
 from .mpi_communicator import world_ranks
 from .post import LARGEST
-from .shared_memory import SharedMemory
+from .shared_memory import SharedMemory, open_boards
 from .side_channel import SideChannel, where_others_wait
 from .votes import (
     Launched,

@@ -6,15 +6,12 @@ cores, the ranks that have finished begin to compute, and the others must wait f
 needs a core only once. Each node has such a board; lines of ranks of other nodes are written by who receives their
 messages.
 
-The work is done by the compiled core: see ``_core/meet.h``. So are waits for flags in shared memory: one rank says that
-something is ready, the others wait for it.
+The work is done by the compiled core: see ``_core/meet.h``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import math
 import os
 import struct
 import time
@@ -26,20 +23,15 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..errors import ClosedError
-from .communicator import Communicator, Votes, allgather_alike
-from .locations import began, nodes_of
-from .mpi_communicator import MpiCommunicator
-from .post import Post
-from .shared_memory import SharedMemory
+from .locations import began
 from .side_channel import nap
 
 YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core
 NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
-_LINE = 8  # integers: a cache line for each rank
+LINE = 8  # integers: a cache line for each rank
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
-_MOST_NODES, _MOST_RANKS = 8, 64  # that vote by messages to each node: of more, a reduction takes less time
 
 # By how many reals a rank tells.
 _WRITE = [struct.Struct(f"={count}d").pack_into for count in range(_core.VALUES - _core.VOTE + 1)]
@@ -59,7 +51,7 @@ class Board:
         lines: what the ranks share, of shape (2, ranks + 1, 8), aligned to 64 bytes, and zero at first.
         rank: this rank's number.
         processes: those of all ranks; None for those of other nodes.
-        post: sends messages to other nodes, if there are any.
+        post: a ``Post``, which sends messages to other nodes, if there are any.
 
     Attributes:
         address: of the core's ``board``.
@@ -73,10 +65,10 @@ class Board:
         lines: NDArray[np.int64],
         rank: int,
         processes: Sequence[Process | None],
-        post: Post | None = None,
+        post: Any = None,
     ) -> None:
         size: int = lines.shape[1] - 1
-        assert lines.ctypes.data % (8 * _LINE) == 0
+        assert lines.ctypes.data % (8 * LINE) == 0
         self._lines = lines  # they stay as long as there is an address of theirs
         self._found = np.empty(_core.VALUES * size, np.int64)
         self._state = _core.BoardState(lines.ctypes.data, self._found.ctypes.data, 0, size, rank)
@@ -91,8 +83,8 @@ class Board:
         self._told_by_all = [bytes_found[: 8 * size * count] for count in range(len(_READ))]
         self._vote, self._meet, self._arrive = core.board_vote, core.board_meet, core.board_arrive
         self.address = ctypes.addressof(self._state)
-        self.here: Votes | None = None
-        self.node_of = None if post is None else post.node_of
+        self.here: Board | None = None
+        self.node_of: NDArray[np.int64] | None = None if post is None else post.node_of
         self._post = post
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
@@ -251,117 +243,3 @@ class _Posted:
 
     def __bool__(self) -> bool:
         return self._absent < self._board._size
-
-
-def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
-    """Return ``number`` boards of the ranks of ``comm``; each None if one has no core, or they share no memory.
-
-    Collective.
-    """
-    if comm.size == 1:
-        return [None] * number
-    locations = comm.locations()
-    core = _core.load()
-    if core is None or len({each.core for each in locations}) > 1 or len(nodes_of(locations)) > 1:
-        return [None] * number
-    shape = number, 2, comm.size + 1, _LINE
-    nbytes = 8 * math.prod(shape)
-    memory = SharedMemory(comm, nbytes)
-    if memory.why_not:
-        return [None] * number
-    processes = [(each.process, each.began) for each in locations]
-    return [
-        Board(core, lines, comm.rank, processes)
-        for lines in memory.array(nbytes).view(np.int64).reshape(shape)
-    ]
-
-
-def open_boards(comm: Communicator, control: Communicator) -> None:
-    """Let the same ranks of two communicators meet by boards, those of ``control`` also between nodes. Collective."""
-    comm.board, control.board = make_boards(comm, 2)
-    if control.board is not None:
-        control.board.here = comm.board
-    elif isinstance(control, MpiCommunicator) and comm.node is not None:
-        control.board = _between_nodes(comm, control, comm.node)
-
-
-def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communicator) -> Board | None:
-    """Return the board of the ranks of several nodes; None if one has no core, or they are too many. Collective."""
-    locations = comm.locations()
-    nodes, core = nodes_of(locations), _core.load()
-    few = len(nodes) <= _MOST_NODES and comm.size <= _MOST_RANKS
-    if core is None or len({each.core for each in locations}) > 1 or not few:
-        return None
-    shapes = (2, comm.size + 1, _LINE), (2, node.size + 1, _LINE)
-    sizes = [8 * math.prod(shape) for shape in shapes]
-    memory = SharedMemory(node, sum(sizes))
-    mpi, post = control.for_core(), None
-    with contextlib.suppress(MemoryError):
-        post = Post(control, mpi, nodes) if mpi else None
-    refused = any(allgather_alike(comm, memory.why_not or post is None))
-    if refused or post is None:
-        return None
-    control.channel.posts.append(post)
-    both = memory.array(sum(sizes)).view(np.int64)
-    lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
-    here = next(ranks for ranks in nodes if comm.rank in ranks)
-    processes = [(each.process, each.began) for each in locations]
-    mine = [process if rank in here else None for rank, process in enumerate(processes)]
-    board = Board(core, lines, comm.rank, mine, post)
-    if node.size > 1:
-        board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
-    return board
-
-
-class Progress:
-    """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.
-
-    Args:
-        comm: the ranks, which have a board.
-        flags: one int64 for each thing, in shared memory and 0 at first.
-    """
-
-    def __init__(self, comm: Communicator, flags: NDArray[np.int64]) -> None:
-        core = _core.load()
-        assert core is not None
-        self._comm, self._core = comm, core
-        self._flags = flags  # they stay as long as there is an address of theirs
-        self._at = ctypes.c_void_p(flags.ctypes.data)
-
-    def done(self, i: int) -> None:
-        """Say that thing ``i`` is ready. Local."""
-        self._core.flag_raise(self._at, i)
-
-    def wait(self, i: int) -> None:
-        """Wait until thing ``i`` is ready. Local."""
-        if not self._core.flag_await(self._at, i, YIELDS if self._comm.patient else 0):
-            self._comm.wait(_Awaited(self._core, self._at, i))
-
-
-def await_flag(comm: Communicator, address: int) -> None:
-    """Wait until the flag at an address is up. Local."""
-    core = _core.load()
-    assert core is not None
-    comm.wait(_Awaited(core, ctypes.c_void_p(address), 0))
-
-
-class _Awaited:
-    """The wait for one thing, with the interface of the requests of mpi4py and of process groups."""
-
-    def __init__(self, core: _core.Core, at: ctypes.c_void_p, i: int) -> None:
-        self._core, self._at, self._i = core, at, i
-        self._since = time.monotonic()
-
-    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        return bool(self._core.flag_is_up(self._at, self._i))
-
-    def sleep(self) -> None:
-        """Sleep until it is ready, but not for long."""
-        self._core.flag_sleep(self._at, self._i, int(1e6 * NAP_SECONDS))
-
-    def pause(self) -> None:
-        """Yield the core, and sleep if the wait is long."""
-        if time.monotonic() - self._since < BUSY_SECONDS:
-            os.sched_yield()
-        else:
-            self.sleep()

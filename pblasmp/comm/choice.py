@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, UnsupportedError, short_repr
 from ..launchers import surroundings
-from .communicator import Array, Communicator, Request, Votes, described
+from .board import Board
+from .communicator import Array, Communicator, Request, described
 from .locations import Location
 from .mpi_communicator import check_world, duplicate_of, mpi
 from .side_channel import Meeting, SideChannel
@@ -32,7 +33,7 @@ class Serial:  # its arguments matter only if there are several ranks
     rank = 0
     size = 1
     patient = False
-    board: Votes | None = None
+    board: Board | None = None
     node: Communicator | None = None
 
     def __init__(self) -> None:

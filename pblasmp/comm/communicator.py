@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from .board import Board
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
@@ -18,49 +19,6 @@ CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 
 Array = NDArray[Any]
 Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test()
-
-
-class Votes(Protocol):
-    """An object through which ranks reduce a few integers.
-
-    Attributes:
-        address: of what the compiled core knows of it.
-        here: where the ranks of this node meet, apart from these votes; None if this one is alone there.
-        node_of: the node of each rank; None if there is one.
-    """
-
-    address: int
-    here: Votes | None
-    node_of: NDArray[np.int64] | None
-
-    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
-        """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
-
-    def vote(
-        self, number: int, values: Sequence[float] = (), *, patient: bool = False
-    ) -> list[tuple[float, ...]] | None:
-        """Find out whether all ranks have this number; at most 4 values are told with it: see ``Board``. Collective."""
-
-    def vote_to_launch(self, number: int, launch: Any, stream: Any, *, patient: bool) -> int:
-        """Vote, and queue on a GPU what all ranks have ready: see ``Board``. Collective."""
-
-    def rows(self, count: int) -> list[tuple[float, ...]]:
-        """Return the ``count`` values that each rank has told in the vote that is over. Local."""
-
-    def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
-        """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""
-
-    def arrive(self) -> None:
-        """Come to a meeting of all ranks without waiting for the others. Local."""
-
-    def meet(self, *, patient: bool) -> bool:
-        """Come to a meeting of all ranks; return whether all come within a moment. Collective."""
-
-    def latest(self) -> Request:
-        """Return the reduction, vote or meeting that this rank has begun last, to wait for it. Local."""
-
-    def messages(self) -> Request:
-        """Return what other nodes send apart from a meeting, to wait for it. Local."""
 
 
 @runtime_checkable
@@ -80,7 +38,7 @@ class Communicator(Protocol):
     size: int
     channel: SideChannel
     patient: bool
-    board: Votes | None
+    board: Board | None
     node: Communicator | None
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:

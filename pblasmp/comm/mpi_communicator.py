@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import ClosedError, LibraryNotFoundError, PblasmpError, UnsupportedError, install
 from ..launchers import Surroundings, parent_rank, surroundings
-from .communicator import Array, Communicator, Request, Votes, chunks, chunks_of_elements, described
+from .board import Board
+from .communicator import Array, Communicator, Request, chunks, chunks_of_elements, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel, broken_channels, number_open
 
@@ -84,7 +85,7 @@ class MpiCommunicator:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.patient = patient
-        self.board: Votes | None = None
+        self.board: Board | None = None
         self.node: Communicator | None = None
         self.channel = channel
         self._locations: list[Location] = []

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
-from .communicator import Communicator, Votes, chunks, described
+from .board import Board
+from .communicator import Communicator, chunks, described
 from .locations import Location
 from .side_channel import Meeting, SideChannel
 
@@ -166,7 +167,7 @@ class _Gloo:
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
         self.patient = True
-        self.board: Votes | None = None
+        self.board: Board | None = None
         self.node: Communicator | None = None
         self._locations: list[Location] = []
         name = "-".join(map(str, self._ranks))

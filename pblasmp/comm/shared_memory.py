@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the ranks of a node share: an anonymous file, mapped by each of them.
+"""Memory that the ranks of a node share, and what they do there: meet at boards, and wait for flags.
 
-A memfd is not bounded by the size of /dev/shm, which is 64 MiB in many containers.
+It is an anonymous file, mapped by each of them: a memfd is not bounded by the size of /dev/shm, which is 64 MiB in many
+containers. A flag says that something is ready: one rank raises it, the others wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
+import math
 import mmap
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import _core
+from .board import BUSY_SECONDS, LINE, NAP_SECONDS, YIELDS, Board
 from .communicator import Communicator, allgather_alike
+from .locations import nodes_of
+from .mpi_communicator import MpiCommunicator
+from .post import Post
+
+_MOST_NODES, _MOST_RANKS = 8, 64  # that vote by messages to each node: of more, a reduction takes less time
 
 
 class SharedMemory:
@@ -108,3 +119,117 @@ def carve(
     """Return a 2D array ``at`` bytes into ``memory``. Local."""
     nbytes = shape[0] * shape[1] * dtype.itemsize
     return memory[at : at + nbytes].view(dtype).reshape(shape, order=order)
+
+
+def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
+    """Return ``number`` boards of the ranks of ``comm``; each None if one has no core, or they share no memory.
+
+    Collective.
+    """
+    if comm.size == 1:
+        return [None] * number
+    locations = comm.locations()
+    core = _core.load()
+    if core is None or len({each.core for each in locations}) > 1 or len(nodes_of(locations)) > 1:
+        return [None] * number
+    shape = number, 2, comm.size + 1, LINE
+    nbytes = 8 * math.prod(shape)
+    memory = SharedMemory(comm, nbytes)
+    if memory.why_not:
+        return [None] * number
+    processes = [(each.process, each.began) for each in locations]
+    return [
+        Board(core, lines, comm.rank, processes)
+        for lines in memory.array(nbytes).view(np.int64).reshape(shape)
+    ]
+
+
+def open_boards(comm: Communicator, control: Communicator) -> None:
+    """Let the same ranks of two communicators meet by boards, those of ``control`` also between nodes. Collective."""
+    comm.board, control.board = make_boards(comm, 2)
+    if control.board is not None:
+        control.board.here = comm.board
+    elif isinstance(control, MpiCommunicator) and comm.node is not None:
+        control.board = _between_nodes(comm, control, comm.node)
+
+
+def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communicator) -> Board | None:
+    """Return the board of the ranks of several nodes; None if one has no core, or they are too many. Collective."""
+    locations = comm.locations()
+    nodes, core = nodes_of(locations), _core.load()
+    few = len(nodes) <= _MOST_NODES and comm.size <= _MOST_RANKS
+    if core is None or len({each.core for each in locations}) > 1 or not few:
+        return None
+    shapes = (2, comm.size + 1, LINE), (2, node.size + 1, LINE)
+    sizes = [8 * math.prod(shape) for shape in shapes]
+    memory = SharedMemory(node, sum(sizes))
+    mpi, post = control.for_core(), None
+    with contextlib.suppress(MemoryError):
+        post = Post(control, mpi, nodes) if mpi else None
+    refused = any(allgather_alike(comm, memory.why_not or post is None))
+    if refused or post is None:
+        return None
+    control.channel.posts.append(post)
+    both = memory.array(sum(sizes)).view(np.int64)
+    lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
+    here = next(ranks for ranks in nodes if comm.rank in ranks)
+    processes = [(each.process, each.began) for each in locations]
+    mine = [process if rank in here else None for rank, process in enumerate(processes)]
+    board = Board(core, lines, comm.rank, mine, post)
+    if node.size > 1:
+        board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
+    return board
+
+
+class Progress:
+    """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.
+
+    Args:
+        comm: the ranks, which have a board.
+        flags: one int64 for each thing, in shared memory and 0 at first.
+    """
+
+    def __init__(self, comm: Communicator, flags: NDArray[np.int64]) -> None:
+        core = _core.load()
+        assert core is not None
+        self._comm, self._core = comm, core
+        self._flags = flags  # they stay as long as there is an address of theirs
+        self._at = ctypes.c_void_p(flags.ctypes.data)
+
+    def done(self, i: int) -> None:
+        """Say that thing ``i`` is ready. Local."""
+        self._core.flag_raise(self._at, i)
+
+    def wait(self, i: int) -> None:
+        """Wait until thing ``i`` is ready. Local."""
+        if not self._core.flag_await(self._at, i, YIELDS if self._comm.patient else 0):
+            self._comm.wait(_Awaited(self._core, self._at, i))
+
+
+def await_flag(comm: Communicator, address: int) -> None:
+    """Wait until the flag at an address is up. Local."""
+    core = _core.load()
+    assert core is not None
+    comm.wait(_Awaited(core, ctypes.c_void_p(address), 0))
+
+
+class _Awaited:
+    """The wait for one thing, with the interface of the requests of mpi4py and of process groups."""
+
+    def __init__(self, core: _core.Core, at: ctypes.c_void_p, i: int) -> None:
+        self._core, self._at, self._i = core, at, i
+        self._since = time.monotonic()
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        return bool(self._core.flag_is_up(self._at, self._i))
+
+    def sleep(self) -> None:
+        """Sleep until it is ready, but not for long."""
+        self._core.flag_sleep(self._at, self._i, int(1e6 * NAP_SECONDS))
+
+    def pause(self) -> None:
+        """Yield the core, and sleep if the wait is long."""
+        if time.monotonic() - self._since < BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            self.sleep()

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm.board import Progress
-from ...comm.shared_memory import aligned, carve
+from ...comm.shared_memory import Progress, aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, set_diagonal, window_of

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import CellArrays, Communicator, Exchange, SharedMemory, Side
-from ...comm.board import Progress, await_flag
-from ...comm.communicator import Votes
+from ...comm.board import Board
+from ...comm.shared_memory import Progress, await_flag
 from ...logs import logger
 from ...resources import available_bytes
 from ..protocol import SHARE, Transfer, Transport
@@ -134,7 +134,7 @@ class HostTransport(Transport):
         self.comm.wait(self.comm.board.latest())
 
     @property
-    def board(self) -> Votes | None:
+    def board(self) -> Board | None:
         """Where the ranks meet, if they share memory."""
         return self.comm.board
 

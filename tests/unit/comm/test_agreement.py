@@ -21,8 +21,8 @@ from pblasmp.comm.agreement import (
     is_reported_here,
     leave,
 )
-from pblasmp.comm.board import make_boards
 from pblasmp.comm.choice import Serial
+from pblasmp.comm.shared_memory import make_boards
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers import threads
 from tests.helpers.threads import Aborted

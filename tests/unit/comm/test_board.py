@@ -14,8 +14,9 @@ import pytest
 from pblasmp import _core
 from pblasmp.comm import board, locations
 from pblasmp.comm.agreement import Agreement
-from pblasmp.comm.board import Board, make_boards
+from pblasmp.comm.board import Board
 from pblasmp.comm.choice import Serial
+from pblasmp.comm.shared_memory import make_boards
 from pblasmp.errors import ClosedError
 from tests.helpers.threads import on_ranks
 

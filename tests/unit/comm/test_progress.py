@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pblasmp import ClosedError
-from pblasmp.comm.board import Progress
+from pblasmp.comm.shared_memory import Progress
 
 
 class Waits:

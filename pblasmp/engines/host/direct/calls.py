@@ -34,7 +34,8 @@ from ....comm import (
     gather_on,
     late_vote,
 )
-from ....comm.communicator import Request, Votes
+from ....comm.board import Board
+from ....comm.communicator import Request
 from ....errors import LibraryNotFoundError
 from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
 from ...direct.asked import SlabSets
@@ -118,7 +119,7 @@ class HostDirect:
         self._start, self._go_on = self._core.call_start, self._core.call_go_on
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
-        self._board: Votes | None = None  # which the core knows
+        self._board: Board | None = None  # which the core knows
         self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
         # By the id of the request, which is kept: it has what the core knows by address.
         self._packed: dict[int, tuple[Asked, bytes]] = {}
@@ -337,7 +338,7 @@ class HostDirect:
             self._packed[id(asked)] = asked, packed
         self._request[:] = packed
 
-    def _meet_by(self, board: Votes) -> None:
+    def _meet_by(self, board: Board) -> None:
         """Have the ranks meet by these boards."""
         state, here, node_of = self._state, board.here, board.node_of
         state.votes, state.meets = board.address, None if here is None else here.address
