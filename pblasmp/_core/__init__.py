@@ -3,8 +3,8 @@
 
 It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
 is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
-See ``meet.h`` for meetings of ranks, ``post.h`` for messages between nodes, ``call.h`` for direct calls, and
-``launch.h`` for repeated calls on GPUs.
+See ``meet.h`` for meetings of ranks, ``post.h`` for messages between nodes, ``call.h`` for direct calls,
+``arguments.h`` for those of PBLAS, and ``launch.h`` for repeated calls on GPUs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ STATUSES = (
         "NEEDS_ROOM",
         "BROKEN",
         "OK",
+        "UNKNOWN",
     ),
 )
 ROUTINES = (
@@ -164,7 +165,7 @@ class LaunchState(ctypes.Structure):
 
 
 class Core(NamedTuple):
-    """The functions of meet.h, call.h and launch.h, under their names there.
+    """The functions of meet.h, call.h, arguments.h and launch.h, under their names there.
 
     They have no prototypes, with which ctypes takes three times as long to call them. So an argument must be a Python
     integer of 32 bits, or have a type of ctypes: ``c_void_p`` or ``c_int64``.
@@ -180,6 +181,9 @@ class Core(NamedTuple):
     flag_raise: Callable[..., int]
     flag_is_up: Callable[..., int]
     call_size: Callable[..., int]
+    arguments_know: Callable[..., int]
+    arguments_learn: Callable[..., int]
+    arguments_start: Callable[..., int]  # it lets others run itself, once it has read
     part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]

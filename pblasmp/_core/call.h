@@ -29,6 +29,7 @@ enum {
     NEEDS_ROOM,   /* make sets of ``nbytes``, then go on */
     BROKEN,       /* a wait has failed */
     OK,           /* between functions here */
+    UNKNOWN,      /* of arguments: a place is not known yet; nothing has happened */
 };
 
 enum {

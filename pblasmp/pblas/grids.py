@@ -40,7 +40,6 @@ class ProcessGrid:
         info: what gridinfo returns.
         key: of a grid made of a communicator: equal to that of each one that can take its place, on every process.
         layouts: what direct calls know of descriptors, and of arrays with them.
-        calls: what they know of calls made before.
     """
 
     number: int
@@ -50,7 +49,6 @@ class ProcessGrid:
     info: tuple[int, int, int, int]
     key: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict, repr=False)
-    calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def close(self) -> None:
         """Close the context if gridinit made it, or let it idle, and forget the number. Collective over the grid."""

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
+import struct
+import sys
 from collections import Counter
 
 import numpy as np
@@ -11,8 +14,8 @@ import pytest
 import scipy.linalg
 
 import pblasmp as pb
-from pblasmp import _core
-from pblasmp._core import build
+from pblasmp import _core, pblas
+from pblasmp._core import build, objects
 from pblasmp.engines.direct import host_address
 from pblasmp.engines.direct.spans import Axes, span_of
 from pblasmp.engines.host.direct.limits import LIMITS, Limits
@@ -38,8 +41,20 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
         f"sizeof(limits) == {ctypes.sizeof(Limits)}",
         f"PIVOTS == {_core.PIVOTS}",
         f"COME == {_core.COME}",
-        f"COME == {_core.COME}",
         f"SCRATCH + WORK == {_core.SCRATCH}",
+        *(
+            f"offsetof(arguments, {n}) == {getattr(objects.Arguments, n).offset}"
+            for n, _ in objects.Arguments._fields_
+        ),
+        f"sizeof(form) == {objects.FORM.size}",
+        f"offsetof(form, options) == {struct.calcsize('=3q8s20s4x')}",
+        f"sizeof(python) == {objects.PYTHON.size}",
+        f"offsetof(array_fields, flags) + sizeof(int) == {objects.ARRAY.size}",
+        f"offsetof(dtype_fields, byteorder) + 1 == {objects.DTYPE.size}",
+        f"SIZES == {objects.SIZES} && MATRICES == {objects.MATRICES}",
+        f"sizeof(place) * SLOTS == {objects.PLACES_SIZE}",
+        f"PLACES == {objects.PLACES}",
+        f"BY_NONE == {objects.BY_NONE} && BY_LENGTH == {objects.BY_LENGTH}",
         *(f"{name.upper().replace(' ', '_')} == {i}" for i, name in enumerate(_core.ROUTINES)),
         *(f"B_{name.upper()} == {i}" for i, name in enumerate(_core.BLAS)),
         *(f"{name} == {i}" for i, name in enumerate(_core.STATUSES)),
@@ -48,7 +63,7 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
     ]
     check = tmp_path / "check.c"
     check.write_text(
-        f'#include "{ROOT}/pblasmp/_core/call.h"\n'
+        f'#include "{ROOT}/pblasmp/_core/arguments.h"\n'
         + "".join(f'_Static_assert({each}, "{each}");\n' for each in checks)
     )
     assert not build.run([*build.compiler(), "-std=c11", "-fsyntax-only", str(check)])
@@ -529,3 +544,115 @@ def test_ranks_that_ask_for_different_things():
     part, other = (x[0].part(0, (*x[1][:4], turned)) for turned in (False, True))
     assert ranks.run("scal", [[part, None, None, part], [other, None, None, other]]) == ["UNLIKE"] * 2
     assert ranks.run("scal", [[part, None, None, part]] * 2, alpha=2.0) == ["DONE"] * 2
+
+
+@pytest.fixture
+def grid():
+    """A context, and the number of its grid of one process."""
+    with pb.Context(engine="host") as ctx:
+        yield ctx, pblas.gridinit(ctx, "Row", 1, 1)
+
+
+def direct_calls(ctx, call):
+    """How many direct calls a call makes, and what it returns."""
+    before = ctx.control.channel.runs
+    found = call()
+    return ctx.control.channel.runs - before, found
+
+
+def test_the_core_reads_the_arguments_of_pblas(grid):
+    """Places that it has not seen, numbers and descriptors of several types, arrays that were pickled."""
+    ctx, ictxt = grid
+    rng = np.random.default_rng(3)
+    for n in range(1, 2 * objects.PLACES, 200):
+        for char in TYPES:
+            letter = {"f": "s", "d": "d", "F": "c", "D": "z"}[char]
+            a, b, c = (np.asfortranarray(rng.integers(-4, 5, (9, 9)).astype(char)) for _ in range(3))
+            a = pickle.loads(pickle.dumps(a))  # its dtype is no longer NumPy's own object
+            expected = c.copy()
+            expected[2:5, 3:8] = 2 * a[:3, 1:5] @ b[4:9, 2:6].T - c[2:5, 3:8]
+            desc = pblas.descinit(9, 9, 1 + n % 5, 3, 0, 0, ictxt, 9)
+            of_a = [desc.tolist(), tuple(desc), desc.astype(np.longlong), desc.astype(np.intc)][n // 200 % 4]
+            alpha, beta = (
+                (2, 2.0, np.float64(2), np.int32(2))[n // 200 % 4],
+                (-1.0, -1, np.complex128(-1))[n % 3],
+            )
+            call = getattr(pblas, f"p{letter}gemm")
+            given = ["n", "T", 3, 5, 4, alpha, a, 1, 2, of_a, b, 5, 3, desc, beta, c, 3, 4, desc]
+            assert direct_calls(ctx, lambda given=given, call=call: call(*given)) == (1, None)
+            assert np.array_equal(c, expected)
+
+
+def test_what_the_core_does_not_read_takes_the_ordinary_way(grid):
+    ctx, ictxt = grid
+    a, b = np.eye(6, order="F"), np.ones((6, 6), order="F")
+    desc = pblas.descinit(6, 6, 2, 2, 0, 0, ictxt, 6)
+    legal = ["L", "L", "N", "N", 4, 3, 1.0, a, 1, 1, desc, b, 2, 1, desc]
+    assert direct_calls(ctx, lambda: pblas.pdtrsm(*legal))[0] == 1
+    locked = b.copy(order="F")
+    locked.flags.writeable = False
+    for i, value in (
+        (0, 1), (1, "X"), (2, "\ud800"), (3, None), (4, -1), (4, 7), (5, 1 << 70), (5, 2.0), (6, "1"),
+        (6, 1j), (7, a.astype("f")), (7, a.tolist()), (7, a[:5]), (7, a.astype(">f8")), (8, 0), (8, 4), (9, 1.0),
+        (10, desc[:8]), (10, desc + 0.5), (10, None), (11, locked), (12, 4), (14, [*desc[:3], "6", *desc[4:]]),
+    ):  # fmt: skip
+        wrong = [*legal]
+        wrong[i] = value
+        with pytest.raises(pblas.ParameterError):
+            pblas.pdtrsm(*wrong)
+    before = b.copy()
+    assert direct_calls(ctx, lambda: pblas.pdtrsm(*legal))[0] == 1
+    assert np.array_equal(b, before)
+    x = np.ones(6)
+    row = pblas.descinit(1, 6, 1, 2, 0, 0, ictxt, 1)
+    vector = [6, None, x, 1, 1, row, 1, b, 1, 1, desc, 6]
+    assert direct_calls(ctx, lambda: pblas.pddot(*vector)) == (1, 6.0)
+    for i, value in ((1, 0.0), (6, 2), (11, 1.0), (3, 2), (0, 7)):
+        wrong = [*vector]
+        wrong[i] = value
+        with pytest.raises(pblas.ParameterError):
+            pblas.pddot(*wrong)
+
+
+def test_arrays_in_the_memory_of_others_are_told_apart(grid):
+    """The same address with another shape, stride or descriptor is another matrix."""
+    ctx, ictxt = grid
+    memory = np.arange(40.0)
+    for rows, cols, lld in ((4, 5, 4), (5, 4, 5), (4, 4, 5), (2, 9, 4), (4, 5, 8), (4, 5, 4)):
+        x = np.ndarray((rows, cols), float, memory, strides=(8, 8 * lld))
+        desc, y = pblas.descinit(rows, cols, 2, 2, 0, 0, ictxt, lld), np.zeros((rows, cols), order="F")
+        of_y = pblas.descinit(rows, cols, 2, 2, 0, 0, ictxt, rows)
+        call = (pblas.pdgeadd, "N", rows, cols, 1.0, x, 1, 1, desc, 0.0, y, 1, 1, of_y)
+        assert direct_calls(ctx, lambda call=call: call[0](*call[1:])) == (1, None)
+        assert np.array_equal(x, y)
+
+
+def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(grid):
+    _, ictxt = grid
+    a, desc = np.eye(40, order="F"), pblas.descinit(40, 40, 4, 4, 0, 0, ictxt, 40)
+    steps = []
+
+    def count(_frame, event, _given):
+        steps[-1] += event == "call"
+
+    for i in (1, 1, 1, 3, 7):
+        steps.append(0)
+        sys.setprofile(count)
+        try:
+            pblas.pdgemm("N", "N", i, 4, 4, 1.0, a, i, 1, desc, a, 1, 9, desc, 0.0, a, i, 20, desc)
+        finally:
+            sys.setprofile(None)
+    assert max(steps[1:]) <= 16 < steps[0]
+
+
+def test_without_what_the_core_expects_of_python_it_reads_nothing(monkeypatch):
+    monkeypatch.setattr(objects, "HEAD", objects.HEAD + 8)
+    with pb.Context(engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Row", 1, 1)
+        a, c, desc = (
+            np.eye(4, order="F"),
+            np.zeros((4, 4), order="F"),
+            pblas.descinit(4, 4, 2, 2, 0, 0, ictxt, 4),
+        )
+        pblas.pdgemm("N", "N", 4, 4, 4, 2.0, a, 1, 1, desc, a, 1, 1, desc, 0.0, c, 1, 1, desc)
+        assert np.array_equal(c, 2 * a)

@@ -7,6 +7,7 @@ everything that it needs to know about a sub-matrix is a few integers, so that a
 
 from .asked import (
     FAMILIES,
+    ROUTINE_NUMBERS,
     Asked,
     Direct,
     Held,
@@ -14,13 +15,15 @@ from .asked import (
     Outcome,
     Part,
     Pattern,
+    RoutineForm,
     alias,
+    call_number,
     host_address,
     pattern,
     pattern_of,
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "alias", "host_address", "pattern",
-    "pattern_of",
+    "FAMILIES", "ROUTINE_NUMBERS", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "RoutineForm",
+    "alias", "call_number", "host_address", "pattern", "pattern_of",
 ]  # fmt: skip

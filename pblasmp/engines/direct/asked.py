@@ -7,14 +7,14 @@ import ctypes
 import hashlib
 import struct
 import sys
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._core import MATRIX
+from ..._core import MATRIX, ROUTINES
 from ...dtypes import element_type
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from .spans import Axes
@@ -187,6 +187,16 @@ FAMILIES = {
 """The routines that may be direct calls: those of one family are computed by one function of an engine."""
 
 
+ROUTINE_NUMBERS = {name: number for number, name in enumerate(ROUTINES)}
+"""The core's."""
+
+
+@cache
+def call_number(call: str) -> int:
+    """Return a number for the name of a call in messages. Local."""
+    return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
+
+
 class Asked(NamedTuple):
     """A direct call. Options that the routine lacks have their defaults.
 
@@ -225,6 +235,40 @@ class Asked(NamedTuple):
     beta: complex = 0
     given: bytes = b""
     beside: Part | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of D."""
+        return self.d[0].pattern.dtype
+
+    @property
+    def letter(self) -> str:
+        """BLAS's, of that type."""
+        return self.d[0].pattern.letter
+
+
+class RoutineForm(Protocol):
+    """A routine of PBLAS for one type: the compiled core itself reads the arguments of its calls.
+
+    Attributes:
+        call, routine: as in ``Asked``.
+        dtype, letter: its type.
+        address: of what the core knows of it.
+    """
+
+    call: str
+    routine: str
+    dtype: np.dtype
+    letter: str
+    address: int
+
+    def learn(self, args: Sequence[Any], tell: Callable[[Any, Any, Held, int, int], None]) -> bool:
+        """Tell the core of the local arrays in a call; return whether there is nothing to say about them. Local.
+
+        Args:
+            args: the arguments.
+            tell: takes an array, its descriptor, what is known of both, and the descriptor's rows and columns.
+        """
 
 
 class Outcome(NamedTuple):
@@ -265,7 +309,7 @@ class Moved(NamedTuple):
 
 
 class Direct(Protocol):
-    """How an engine computes direct calls."""
+    """How an engine computes direct calls. CPU ranks also take a ``RoutineForm`` with the arguments of a call."""
 
     def run(self, control: Any, asked: Asked) -> bool | None:
         """Compute a call. Collective over the context.

@@ -16,14 +16,15 @@ The core does all that as long as a wait takes a moment. Longer waits, and what 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from .... import _core
+from ...._core import objects
 from ....comm import (
     LARGEST,
     YIELDS,
@@ -37,7 +38,19 @@ from ....comm import (
 from ....comm.board import Board
 from ....comm.communicator import Request
 from ....errors import LibraryNotFoundError
-from ...direct import FAMILIES, Asked, Moved, Outcome, alias, host_address
+from ...direct import (
+    FAMILIES,
+    ROUTINE_NUMBERS,
+    Asked,
+    Held,
+    Moved,
+    Outcome,
+    Part,
+    RoutineForm,
+    alias,
+    call_number,
+    host_address,
+)
 from ...direct.asked import SlabSets
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ...local.sums import REDUCTIONS
@@ -63,18 +76,17 @@ _REAL = {  # what types have in place of a routine
 _COMPLEX = {"ger": "geru", "orgqr": "ungqr", "ormqr": "unmqr"}
 _WITH_TAU = "orgqr", "ormqr"
 _NUMBERS = "dot", "asum"  # in double precision for all types
-_ROUTINES = {name: number for number, name in enumerate(_core.ROUTINES)}
 _ABSENT = 0, 0, 0, 0, 0, 0
+_PARTS = 8  # where they begin among what is packed
 (
-    *(_UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM),
-    _BROKEN,
+    _UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM, _BROKEN, _UNKNOWN,
 ) = map(
     _core.STATUSES.index,
     (
         *("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS"),
-        *("AWAIT_SUMS", "NEEDS_ROOM", "BROKEN"),
+        *("AWAIT_SUMS", "NEEDS_ROOM", "BROKEN", "UNKNOWN"),
     ),
-)
+)  # fmt: skip
 _UNLIKE = -1  # the ranks have voted, and not all of them agree
 
 
@@ -123,6 +135,11 @@ class HostDirect:
         self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
         # By the id of the request, which is kept: it has what the core knows by address.
         self._packed: dict[int, tuple[Asked, bytes]] = {}
+        self._reads = objects.reads_objects(self._core)
+        self._places = np.zeros(objects.PLACES_SIZE, np.uint8)
+        self._learned: dict[int, Held] = {}  # in these places, by address
+        self._arguments = objects.Arguments(self._call.value, places=host_address(self._places))
+        self._given = ctypes.c_void_p(ctypes.addressof(self._arguments))
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
@@ -145,14 +162,15 @@ class HostDirect:
         between_nodes = self._core is not None and not self._on_one_node
         return 2 * (self.sets.capacity - self._state.touched) if between_nodes else 0
 
-    def run(self, control: Communicator, asked: Asked) -> bool | None:
+    def run(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        done: bool | None = self._in_turn(control, asked, self._done)
+        done: bool | None = self._in_turn(control, asked, self._done, args)
         return done
 
-    def reduce(self, control: Communicator, asked: Asked) -> Any:
+    def reduce(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> Any:
         """See ``Direct``. Collective over the context."""
-        return self._in_turn(control, asked, self._of_matrix if ": " in asked.routine else self._reduced)
+        compute = self._of_matrix if ": " in asked.routine else self._reduced
+        return self._in_turn(control, asked, compute, args)
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """See ``Direct``. Local."""
@@ -160,9 +178,11 @@ class HostDirect:
             return self._core is not None and self._alike and is_small(m, n, width)
         return self._core is not None and (self._on_one_node or self._alike) and may_be_factored(n)
 
-    def factor(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
+    def factor(
+        self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()
+    ) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
-        outcome: Outcome | Literal[False] | None = self._in_turn(control, asked, self._outcome)
+        outcome: Outcome | Literal[False] | None = self._in_turn(control, asked, self._outcome, args)
         return outcome
 
     def move(self, control: Communicator, moved: Moved) -> bool | None:
@@ -184,7 +204,11 @@ class HostDirect:
         return done
 
     def _in_turn(
-        self, control: Communicator, asked: Asked | Moved, compute: Callable[[Communicator, Any], Any]
+        self,
+        control: Communicator,
+        asked: Asked | RoutineForm | Moved,
+        compute: Callable[..., Any],
+        args: Sequence[Any] = (),
     ) -> Any:
         """Return what ``compute`` does, None if there is no core or no board. Collective over the context."""
         if self._core is None or (not self._single and control.board is None):
@@ -192,7 +216,7 @@ class HostDirect:
         channel = control.channel
         channel.take_turn(asked.call)
         try:
-            done = compute(control, asked)
+            done = compute(control, asked, args)
             if done is not None and done is not False:
                 channel.runs += 1
             return done
@@ -204,20 +228,26 @@ class HostDirect:
 
     # -- calls: each returns None and False as ``Direct.run`` does
 
-    def _done(self, control: Communicator, asked: Asked) -> bool | None:
-        status = self._status(control, asked)
+    def _done(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> bool | None:
+        status = self._status(control, asked, args)
         return None if status == _UNFIT else status != _UNLIKE
 
-    def _outcome(self, control: Communicator, asked: Asked) -> Outcome | Literal[False] | None:
+    def _outcome(
+        self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]
+    ) -> Outcome | Literal[False] | None:
         self._state.workers = self._operations.workers
-        done = self._done(control, asked)
+        done = self._done(control, asked, args)
         if not done:
             return done
-        state, routine, (_, _, _, m, n, _) = self._state, asked.routine, asked.a
-        if not min(asked.d[3:5]):
+        state, routine, dtype, (_, _, _, m, n, _) = (
+            self._state,
+            asked.routine,
+            asked.dtype,
+            self._requested(0),
+        )
+        if not min(self._requested(3)[3:5]):
             return Outcome(0)
         made = diagonal = None
-        dtype = asked.d[0].pattern.dtype
         if routine in ("getrf", "gesv", "getrf getri", "geqrf"):
             kind = dtype if routine == "geqrf" else np.int32
             made = np.frombuffer(state.numbers, kind, min(m, n)).copy()
@@ -231,15 +261,15 @@ class HostDirect:
             compare_later(control, asked.call, state.info, state.checksum)
         return Outcome(state.info, made, diagonal)
 
-    def _reduced(self, control: Communicator, asked: Asked) -> Any:
-        status = self._status(control, asked)
+    def _reduced(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> Any:
+        status = self._status(control, asked, args)
         if status <= _UNFIT:
             return None if status == _UNFIT else False
         state, (part, total) = self._state, REDUCTIONS[asked.routine]
         if status == _BY_PYTHON:
-            found = self._gathered(
-                control, asked, state.number ^ state.unlike, _part_by_numpy(asked, part), total
-            )
+            parts = (asked.a, asked.b) if isinstance(asked, Asked) else (self.operand(0), self.operand(1))
+            mine = _part_by_numpy(parts, part, asked.dtype)
+            found = self._gathered(control, asked, state.number ^ state.unlike, mine, total)
             if found is not False:
                 self.sets.start_over()  # as the other ranks do
             return found
@@ -248,7 +278,7 @@ class HostDirect:
         assert control.board is not None
         return total(control.board.rows(state.told))
 
-    def _of_matrix(self, control: Communicator, asked: Asked) -> Any:
+    def _of_matrix(self, control: Communicator, asked: Asked, _: Sequence[Any]) -> Any:
         try:
             reducer = MatrixReducer(asked, single=self._single)
             mine = reducer.part()
@@ -259,7 +289,7 @@ class HostDirect:
     def _gathered(
         self,
         control: Communicator,
-        asked: Asked,
+        asked: Asked | RoutineForm,
         number: int,
         mine: Sequence[float],
         total: Callable[..., Any],
@@ -268,7 +298,7 @@ class HostDirect:
         rows = [list(mine)] if self._single else gather_on(control, asked.call, number, mine)
         return False if rows is None else total(rows)
 
-    def _moved(self, move: Move, control: Communicator, moved: Moved) -> bool | None:
+    def _moved(self, move: Move, control: Communicator, moved: Moved, _: Sequence[Any]) -> bool | None:
         assert self._core is not None
         ready = move.nbytes <= self.sets.capacity
         if ready:
@@ -287,12 +317,12 @@ class HostDirect:
 
     # -- the core
 
-    def _status(self, control: Communicator, asked: Asked) -> int:
+    def _status(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> int:
         """Have the core carry out a call; return how that has ended."""
         state, sets, channel = self._state, self.sets, control.channel
-        if asked.d[0].pattern.letter not in self._letters:
+        if asked.letter not in self._letters:
             try:
-                self._load(asked.d[0].pattern.letter)
+                self._load(asked.letter)
             except _EARLY:
                 return _UNFIT
         if not self._single:
@@ -302,9 +332,12 @@ class HostDirect:
                 self._meet_by(board)
             state.unlike = channel.found[0] if channel.found else 0
             state.memory = self._addresses[sets.half]
-        self._pack(asked)
         state.yields = YIELDS if control.patient else 0
-        status: int = self._start(self._call)
+        if isinstance(asked, Asked):
+            self._pack(asked)
+            status: int = self._start(self._call)
+        else:
+            status = self._start_with(asked, args)
         if status <= _BY_PYTHON:
             return status
         if not self._single:
@@ -320,6 +353,46 @@ class HostDirect:
             sets.start_over()
         return status
 
+    def _start_with(self, form: RoutineForm, args: Sequence[Any]) -> int:
+        """Have the core read the arguments and start the call; return how that has ended."""
+        assert self._core is not None
+        if not self._reads:
+            return _UNFIT
+        given = self._arguments
+        given.form, given.given = form.address, id(args)
+        status: int = self._core.arguments_start(self._given)
+        if status == _UNKNOWN and form.learn(args, self._learn):
+            given.given = id(args)
+            status = self._core.arguments_start(self._given)
+        return _UNFIT if status == _UNKNOWN else status
+
+    def _learn(self, array: Any, desc: Any, held: Held, rows: int, cols: int) -> None:
+        """Tell the core of a local array with its descriptor."""
+        assert self._core is not None
+        if len(self._learned) == objects.PLACES:
+            self._places[:] = 0
+            self._learned.clear()
+        pair, at = (array, desc), operator.index(held)
+        self._learned[at], self._arguments.given = held, id(pair)
+        self._core.arguments_learn(self._given, ctypes.c_void_p(at), *map(ctypes.c_int64, (rows, cols)))
+
+    def _requested(self, place: int) -> tuple[int, ...]:
+        """Return what the core knows of a sub-matrix of the last call: of A with 0, and so on."""
+        at = _PARTS + len(_ABSENT) * place
+        return _core.REQUEST.unpack(self._request)[at : at + len(_ABSENT)]
+
+    def operand(self, place: int) -> Part | None:
+        """Return a sub-matrix of the last call whose arguments the core has read: A with 0, and so on. Local."""
+        of, i, j, m, n, transposed = self._requested(place)
+        return (self._learned[of], i, j, m, n, bool(transposed)) if of else None
+
+    def vector(self) -> tuple[bool, int]:
+        """Return whether this rank is in the process column, or row, of the last call's vectors. Local.
+
+        And where the first of them begins, counted from 1.
+        """
+        return bool(self._arguments.in_column), self._arguments.start
+
     def _pack(self, asked: Asked) -> None:
         """Write the request where the core reads it. Calls are often made again: they are kept packed."""
         call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, given, beside = asked
@@ -329,7 +402,7 @@ class HostDirect:
         known, packed = self._packed.get(id(asked), _NONE)
         if asked is not known:
             packed = _core.REQUEST.pack(
-                _ROUTINES[routine], _number_of(call), new, (side + uplo + op_a + op_b + diag).encode(),
+                ROUTINE_NUMBERS[routine], call_number(call), new, (side + uplo + op_a + op_b + diag).encode(),
                 alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d,
                 *(beside or _ABSENT), len(given) // (d[0].pattern.itemsize if routine in _WITH_TAU else 4),
             )  # fmt: skip
@@ -382,12 +455,6 @@ class HostDirect:
         self._addresses, self._state.capacity = (first, first + nbytes), nbytes
 
 
-@cache
-def _number_of(call: str) -> int:
-    """Return a number for the name of a call in messages."""
-    return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-
-
 def _waited(
     transport: HostTransport, failures: list[BaseException], arrivals: list[Request], flag: int
 ) -> int:
@@ -403,10 +470,12 @@ def _waited(
     return _core.COME
 
 
-def _part_by_numpy(asked: Asked, part: Callable[..., Sequence[float]]) -> Sequence[float]:
+def _part_by_numpy(
+    parts: Iterable[Part | None], part: Callable[..., Sequence[float]], dtype: np.dtype
+) -> Sequence[float]:
     """Return what this rank finds in its part of the vectors."""
-    vectors = [SubMatrix(each) for each in (asked.a, asked.b) if each is not None]
-    x, nothing = vectors[0], np.empty(0, asked.d[0].pattern.dtype)
+    vectors = [SubMatrix(each) for each in parts if each is not None]
+    x, nothing = vectors[0], np.empty(0, dtype)
     arrays = [y.local()[:, 0] if y.active else nothing for y in vectors]
     with np.errstate(all="ignore"):
         return part(np, arrays, lambda at: x.rows.to_global(x.row, at))

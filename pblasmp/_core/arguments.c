@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arguments.h"
+
+#include <string.h>
+
+enum { CONTIGUOUS = 1, WRITEABLE = 0x400 }; /* flags of NumPy's arrays */
+
+static python py;
+
+void arguments_know(const python *p)
+{
+    py = *p;
+}
+
+static int is_a(object x, object type)
+{
+    object found;
+    memcpy(&found, (const char *)x + py.head - sizeof found, sizeof found);
+    return found == type;
+}
+
+static object given(const arguments *r, int64_t i)
+{
+    return py.item(r->given, (intptr_t)i);
+}
+
+static int integer(object x, int64_t *value)
+{
+    int overflow = 0;
+    REQUIRE(is_a(x, py.integer));
+    *value = py.as_integer(x, &overflow);
+    return overflow ? UNFIT : OK;
+}
+
+static int scalar_in(object x, int real, double value[2])
+{
+    int64_t whole;
+    value[1] = 0;
+    if (is_a(x, py.real))
+        value[0] = py.as_real(x);
+    else if (is_a(x, py.complex))
+        value[0] = py.real_part(x), value[1] = py.imaginary_part(x);
+    else if (integer(x, &whole) == OK)
+        value[0] = (double)whole;
+    else
+        return UNFIT;
+    return real && value[1] != 0 ? UNFIT : OK; /* NaN is none */
+}
+
+/* The letter of an option, as a capital; 0 if it is none of these. */
+static char letter_in(object x, const char letters[4])
+{
+    intptr_t length = 0;
+    const char *text = is_a(x, py.text) ? py.as_text(x, &length) : "";
+    if (text == NULL)
+        py.forget_error();
+    if (text == NULL || length != 1)
+        return 0;
+    char found = *text >= 'a' && *text <= 'z' ? (char)(*text - 'a' + 'A') : *text;
+    return memchr(letters, found, 4) ? found : 0;
+}
+
+static const void *fields(object x)
+{
+    return (const char *)x + py.head;
+}
+
+static const array_fields *array_in(object x)
+{
+    return is_a(x, py.array) ? fields(x) : NULL;
+}
+
+static int has_elements(const array_fields *x, object element)
+{
+    const dtype_fields *of = fields(x->dtype);
+    return of->element == element && of->byteorder == '=';
+}
+
+/* The bytes of an element if an array has integers, else 0. */
+static int64_t integers_of(const array_fields *x)
+{
+    for (int k = 0; k < 3; k++)
+        if (has_elements(x, py.integers[k]))
+            return k ? sizeof(int64_t) : sizeof(int32_t);
+    return 0;
+}
+
+/* Where a local array is, with its descriptor. */
+static int place_in(place *p, object array, object desc, int64_t letter, int written)
+{
+    const array_fields *x = array_in(array), *d = array_in(desc);
+    REQUIRE(x != NULL && has_elements(x, py.elements[letter]) && (x->nd == 1 || x->nd == 2));
+    REQUIRE(!written || x->flags & WRITEABLE);
+    REQUIRE(d != NULL && d->nd == 1 && d->flags & CONTIGUOUS && d->shape[0] <= ENTRIES);
+    int64_t item = integers_of(d);
+    REQUIRE(item);
+    memset(p, 0, sizeof *p);
+    p->address = (int64_t)(intptr_t)x->data, p->count = d->shape[0], p->letter = letter;
+    for (int k = 0; k < x->nd; k++)
+        p->shape[k] = x->shape[k], p->strides[k] = x->strides[k];
+    if (x->nd == 1)
+        p->shape[1] = -1;
+    for (int64_t k = 0; k < p->count; k++)
+        p->entries[k] = item == 8 ? ((const int64_t *)(const void *)d->data)[k] : ((const int32_t *)(const void *)d->data)[k];
+    return OK;
+}
+
+/* The slot of a place, or a free one. */
+static place *slot_of(const arguments *r, const place *p)
+{
+    uint64_t h = mixed(mixed((uint64_t)p->address, (uint64_t)p->entries[1]), (uint64_t)p->entries[2]);
+    while (1) {
+        place *slot = r->places + h++ % SLOTS;
+        if (slot->held == NULL || !memcmp(slot, p, offsetof(place, rows)))
+            return slot;
+    }
+}
+
+void arguments_learn(arguments *r, const matrix *held, int64_t rows, int64_t cols)
+{
+    place p;
+    if (place_in(&p, given(r, 0), given(r, 1), held->letter, 0) == OK)
+        p.rows = rows, p.cols = cols, p.held = held, *slot_of(r, &p) = p;
+}
+
+/* A sub-matrix of m x n; a vector is a row if its increment says so. */
+static int part_in(const arguments *r, const matrix_form *at, const place *p, int64_t m, int64_t n, part *found)
+{
+    int64_t i, j, increment = 1;
+    int is_row = 0;
+    REQUIRE(integer(given(r, at->at + 1), &i) == OK && integer(given(r, at->at + 2), &j) == OK);
+    if (at->increment >= 0) {
+        REQUIRE(integer(given(r, at->increment), &increment) == OK);
+        REQUIRE(m != 1 || p->rows != 1); /* a row of one element looks like a column */
+        is_row = increment == p->rows;
+        REQUIRE(is_row || increment == 1);
+        n = is_row ? m : 1, m = is_row ? 1 : m;
+    }
+    REQUIRE(i >= 1 && j >= 1 && m <= p->rows && n <= p->cols && i <= p->rows - m + 1 && j <= p->cols - n + 1);
+    *found = (part){p->held, i - 1, j - 1, m, n, is_row};
+    return OK;
+}
+
+/* IPIV, of rows of the whole matrix, as a matrix with a column for each process column; TAU, of columns, as one with a row
+ * for each process row. */
+static int beside_in(arguments *r, const part *a, int64_t rows)
+{
+    const form *f = r->form;
+    const array_fields *x = array_in(given(r, f->beside));
+    int64_t item, count = a->m, here;
+    REQUIRE(x != NULL && x->nd == 1 && x->flags & CONTIGUOUS && x->flags & WRITEABLE);
+    matrix *of = &r->beside;
+    *of = *a->of, of->by_columns = 1, of->address = (int64_t)(intptr_t)x->data;
+    if (f->axis) {
+        REQUIRE(has_elements(x, py.elements[f->letter]));
+        count = a->m < a->n ? a->m : a->n;
+        if (f->k >= 0)
+            REQUIRE(integer(given(r, f->k), &count) == OK);
+        REQUIRE(count <= a->n);
+        item = of->item;
+        places used = places_of(&of->cols, a->j, count);
+        here = used.first + used.count;
+        of->rows = (axes){1, of->nprow, 0, 0, of->rows.mine}, of->ld = 1;
+        r->call->beside = (part){of, 0, a->j, of->nprow, count, 0};
+    } else {
+        item = integers_of(x);
+        REQUIRE(item);
+        places used = places_of(&of->rows, 0, rows);
+        here = used.first + used.count;
+        of->cols = (axes){1, of->npcol, 0, 0, of->cols.mine}, of->ld = here ? here : 1;
+        of->letter = LETTERS, of->item = item;
+        r->call->beside = (part){of, a->i, 0, count, of->npcol, 0};
+    }
+    of->end = of->address + here * item;
+    if (f->makes)
+        r->call->beside = (part){0};
+    return x->shape[0] < here ? UNFIT : OK;
+}
+
+static int read(arguments *r)
+{
+    call *c = r->call;
+    const form *f = r->form;
+    char *words[OPTIONS] = {&c->side, &c->uplo, &c->op_a, &c->op_b, &c->diag};
+    int64_t sizes[SIZES] = {0}, grid = 0;
+    int empty = 0;
+    part parts[MATRICES];
+    for (int k = 0; k < OPTIONS; k++) {
+        *words[k] = f->options[k] < 0 ? f->words[k] : letter_in(given(r, f->options[k]), f->letters[k]);
+        REQUIRE(*words[k]);
+    }
+    for (int k = 0; k < SIZES && f->sizes[k] >= 0; k++) {
+        REQUIRE(integer(given(r, f->sizes[k]), &sizes[k]) == OK && sizes[k] >= 0);
+        empty |= !sizes[k];
+    }
+    int is_real = f->letter == S || f->letter == D;
+    c->alpha[0] = 1, c->beta[0] = f->no_beta, c->alpha[1] = c->beta[1] = 0;
+    if (f->alpha >= 0)
+        REQUIRE(scalar_in(given(r, f->alpha), is_real || f->real_alpha, c->alpha) == OK);
+    REQUIRE(c->alpha[0] != 0 || c->alpha[1] != 0);
+    if (f->beta >= 0)
+        REQUIRE(scalar_in(given(r, f->beta), is_real || f->real_beta, c->beta) == OK);
+    for (int k = 0; k < MATRICES && f->matrices[k].at >= 0; k++) {
+        const matrix_form *at = &f->matrices[k];
+        place p;
+        REQUIRE(place_in(&p, given(r, at->at), given(r, at->at + 3), f->letter, (int)at->written) == OK);
+        const place *known = slot_of(r, &p);
+        if (known->held == NULL)
+            return UNKNOWN;
+        REQUIRE(!k || known->entries[1] == grid);
+        grid = known->entries[1];
+        int turned = at->chosen_by == BY_LENGTH && sizes[at->rows[0]] < sizes[at->rows[1]];
+        if (at->chosen_by >= 0)
+            turned = *words[at->chosen_by] != 'N' && *words[at->chosen_by] != 'L';
+        int found = part_in(r, at, known, sizes[at->rows[turned]], sizes[at->cols[turned]], &parts[k]);
+        REQUIRE(found == OK);
+        if (k == f->passes[0] && f->beside >= 0)
+            REQUIRE(beside_in(r, &parts[k], known->rows) == OK);
+    }
+    part *passed[] = {&c->a, &c->b, &c->c, &c->d};
+    for (int k = 0; k < 4; k++)
+        *passed[k] = f->passes[k] < 0 ? (part){0} : parts[f->passes[k]];
+    if (f->beside < 0)
+        c->beside = (part){0};
+    REQUIRE(!empty || !(f->tells || (c->d.m && c->d.n))); /* of nothing: D may be scaled */
+    c->routine = f->routine, c->name = f->name, c->is_new = c->count = 0;
+    return OK;
+}
+
+static int is_in_column(const part *p)
+{
+    const axes *of = p->transposed ? &p->of->rows : &p->of->cols;
+    return of->mine == (p->transposed ? span_of(of, p->i, p->m) : span_of(of, p->j, p->n)).source;
+}
+
+int arguments_start(arguments *r)
+{
+    call *c = r->call;
+    int found = read(r);
+    if (found != OK)
+        return found;
+    if (r->form->tells) {
+        r->in_column = is_in_column(&c->a) || (c->b.of != NULL && is_in_column(&c->b));
+        r->start = (c->a.transposed ? c->a.j : c->a.i) + 1;
+    }
+    void *state = py.let_others_run();
+    found = call_start(c);
+    py.go_on(state);
+    return found;
+}

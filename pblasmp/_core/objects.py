@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python's objects as the core reads them: see ``arguments.h``, whose structures are here under their names.
+
+The core goes by where NumPy's C API says that an array has its fields, and by where CPython's objects have their types.
+If that is not so here, it reads none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import MATRIX, Core
+
+PLACES = 1024
+PLACES_SIZE = 2 * PLACES * 21 * 8  # bytes
+BY_NONE, BY_LENGTH = -1, -2
+SIZES = MATRICES = 4
+FORM = struct.Struct("=3q8s20s4x5q4q4qd32q4q5q")
+"""``form``."""
+PYTHON, ARRAY, DTYPE = struct.Struct("=22q"), struct.Struct("@PiPPPPi"), struct.Struct("@Pccc")
+"""``python``, ``array_fields`` and ``dtype_fields``."""
+
+_ELEMENTS = np.float32, np.float64, np.complex64, np.complex128
+_INTEGERS = np.intc, np.dtype("l").type, np.longlong
+
+
+class Arguments(ctypes.Structure):
+    """``arguments``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("call", "form", "given", "places")),
+        *((name, ctypes.c_int64) for name in ("in_column", "start")),
+        ("beside", ctypes.c_char * MATRIX.size),
+    )
+
+
+_FUNCTIONS = (
+    *("PyTuple_GetItem", "PyLong_AsLongLongAndOverflow", "PyFloat_AsDouble", "PyComplex_RealAsDouble"),
+    *(
+        "PyComplex_ImagAsDouble",
+        "PyUnicode_AsUTF8AndSize",
+        "PyErr_Clear",
+        "PyEval_SaveThread",
+        "PyEval_RestoreThread",
+    ),
+)
+HEAD = object.__basicsize__
+
+
+def reads_objects(core: Core) -> bool:
+    """Tell the core what it must know of Python; return whether it can read objects. Local."""
+    if sys.implementation.name != "cpython" or not _are_as_expected():
+        return False
+    types = np.ndarray, int, float, complex, str, *_ELEMENTS, *_INTEGERS
+    places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FUNCTIONS)
+    core.arguments_know(PYTHON.pack(HEAD, *map(id, types), *places))
+    return True
+
+
+def _are_as_expected() -> bool:
+    """Return whether objects have their types, and arrays their fields, where the core looks for them. Local."""
+    whole = np.zeros((4, 6))
+    arrays = [whole, whole[1:3, ::2].T, np.zeros(3, ">i4"), np.arange(5, dtype=np.intc), np.zeros(0, "F")]
+    arrays[0].flags.writeable = False
+    others: list[Any] = [7, 1 << 80, 1.5, 2j, "N", True, np.float64(1), (1,)]
+    types_at = (ctypes.c_void_p.from_address(id(x) + HEAD - 8).value for x in (*arrays, *others))
+    return [*types_at] == [id(type(x)) for x in (*arrays, *others)] and all(map(_has_its_fields, arrays))
+
+
+def _has_its_fields(x: Any) -> bool:
+    data, ndim, shape, strides, _, dtype, flags = ARRAY.unpack(ctypes.string_at(id(x) + HEAD, ARRAY.size))
+    element, _, _, order = DTYPE.unpack(ctypes.string_at(id(x.dtype) + HEAD, DTYPE.size))
+    pair = struct.Struct(f"={x.ndim}q")
+    return (data, ndim, dtype, flags) == (
+        x.__array_interface__["data"][0],
+        x.ndim,
+        id(x.dtype),
+        x.flags.num,
+    ) and (
+        (pair.unpack(ctypes.string_at(shape, pair.size)), pair.unpack(ctypes.string_at(strides, pair.size)))
+        == (x.shape, x.strides)
+        and (element, order) == (id(x.dtype.type), x.dtype.byteorder.encode())
+    )
