@@ -331,8 +331,14 @@ class CusolverProduct(OneRankProduct):
             cusolver.destroyParams(parameters)
         if cupy.asnumpy(info)[0]:
             raise np.linalg.LinAlgError("cuSOLVER's iteration does not converge")
+        found = cupy.asnumpy(values)
+        order = np.argsort(found, kind="stable")  # nearly equal ones come in any order
+        changed = np.flatnonzero(order != np.arange(n))
+        if vectors and len(changed):
+            to, of = map(cupy.asarray, (changed, order[changed]))
+            a.T[to] = a.T[of]
         wanted = slice(None) if subset is None else slice(subset[0], subset[1] + 1)
-        return cupy.asnumpy(values)[wanted]
+        return found[order][wanted]
 
     def _svd(self, a: Array, *, vectors: bool) -> tuple[Array, Array, Array]:
         import cupy

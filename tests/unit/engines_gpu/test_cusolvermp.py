@@ -167,6 +167,11 @@ def test_one_gpu_computes_in_the_place_of_the_eigenvectors(
         found, vectors = pb.linalg.eigh(a, subset_by_index=(3, 5))
         assert np.allclose(found, w[3:6])
         assert np.allclose(abs(vectors.allgather()), abs(v[:, 3:6]))
+    q = np.linalg.qr(x)[0]
+    whole = (q * [1, 2, 2, 3, 4, 5, 7, 7, 9]) @ q.T
+    found, vectors = pb.linalg.eigh(scattered(ctx, pb.MatrixDescriptor((9, 9), (9, 9), pb.Grid(1, 1)), whole))
+    assert (np.diff(found) >= 0).all()
+    assert np.allclose(whole @ vectors.allgather(), vectors.allgather() * found)
     monkeypatch.setattr(cusolvermp, "_LARGE", 8)
     lib.gpu.events.clear()
     pb.linalg.eigh(a)
