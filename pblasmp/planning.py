@@ -65,7 +65,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     See Also:
         tune, algorithms.
     """
-    return _plan("plan", function, args, kwargs)
+    return prepare(_call("plan", function, args, kwargs))
 
 
 def tune(
@@ -105,40 +105,22 @@ def tune(
     See Also:
         algorithms, which says what is taken and why; plan; ``pblasmp tune`` in a terminal.
     """
-    with _plan("tune", function, args, kwargs) as planned:
-        ctx, problem = planned._ctx, planned.problem
+    with prepare(_call("tune", function, args, kwargs), "tune") as planned:
+        ctx, asked, nearest = planned._ctx, planned._asked, planned.problem
         with ctx.agreement("tune") as facts:
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise ArgumentError(f"limit: expected a positive number of seconds, got {short_repr(limit)}")
         assert planned._bound is not None
-        given = planned._asked, planned._bound.operands, problem
-        return _measure(ctx, given, planned._options, limit, progress)
-
-
-def _measure(
-    ctx: Runtime[Any],
-    given: tuple[AnyProblem, Any, AnyProblem],
-    options: Options,
-    limit: float,
-    progress: Callable[[int, int], None] | None,
-) -> Tuned:
-    problem, operands, nearest = given
-    moved = None
-    if isinstance(nearest, (MatmulProblem, Level3Problem)) and nearest != problem:
-        moved = nearest
-    with ctx.engine.on_device():
-        return measure(
-            ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress
-        )
-
-
-def _plan(
-    asked: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Plan[Any]:
-    """Return the plan for what the user has ``asked``: "plan" or "tune". Collective over the context."""
-    return prepare(_call(asked, function, args, kwargs), asked)
+        moved = None
+        if isinstance(nearest, (MatmulProblem, Level3Problem)) and nearest != asked:
+            moved = nearest
+        operands, options = planned._bound.operands, planned._options
+        with ctx.engine.on_device():
+            return measure(
+                ctx.engine, ctx.comm, asked, options, operands, moved, limit=limit, progress=progress
+            )
 
 
 def _call(

@@ -15,7 +15,6 @@ import numpy as np
 from ..context import Context
 from ..dtypes import as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
-from ..engines.method import check_parallel
 from ..engines.product import Product
 from ..engines.request import Operands, Options, Task
 from ..epilogue import Epilogue, Scales, bias_dtype
@@ -60,14 +59,6 @@ def check_context(ctx: object, call: str) -> None:
     if not isinstance(ctx, Context):
         error = ArgumentTypeError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
         refuse(call, error)
-
-
-def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> None:
-    """Raise UnsupportedError unless ``algo``, the value of ``argument``, is a name that a product takes. Local.
-
-    Whether the algorithm takes arrays of a given shape and type is only checked when they are multiplied.
-    """
-    check_parallel(ctx.engine, form, algo, argument)
 
 
 @dataclass(eq=False, repr=False)
@@ -424,21 +415,8 @@ class ParallelCall(UserCall[Any]):
         for name, found in self._known.shapes.items():
             if found != self._known.shape:
                 raise ArgumentError(f"{name}: shape is {found}, expected {self._known.shape}")
-        self._make_results()
-        self._read_made()
-
-    def _make_results(self) -> None:
-        """Make the result, if none is given, and the array for what is gathered. Local."""
-        like = self.w if isinstance(self.x, tuple) else self.x
-        self._result, self._gathered = new_results(self.ctx.engine, self._known, like, self.out)
-
-    def _read_made(self) -> None:
-        """Read what ``_make_results`` has made. Local.
-
-        Raises:
-            ArgumentError: a given result overlaps an array that it must not.
-        """
-        engine, local = self.ctx.engine, self._local
+        engine, like = self.ctx.engine, self.w if isinstance(self.x, tuple) else self.x
+        self._result, self._gathered = new_results(engine, self._known, like, self.out)
         if local.d is None:
             local.d = fold(as_local(engine, self._result, "out"), "out")
         else:

@@ -319,18 +319,8 @@ class RowParallelLinear(_ParallelLinear):
         input_is_parallel: the input is this rank's part of the last dimension; otherwise every rank has all of it.
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
         sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
-        skip_bias_add: return (y, bias), y without the bias, so that a later operation can add it.
-        gradient_accumulation_fusion: the gradient of this rank's part of the weight is added to ``weight.main_grad``, a
-            tensor of its shape in any floating-point type, which the caller makes; ``weight.grad`` stays None. Products
-            are summed in the type of ``main_grad``.
-        device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
-            ``with torch.device("meta")``, makes a layer without values.
-        dtype: by default PyTorch's.
-        linear: a whole layer whose values on rank 0 are taken; by default they are drawn as torch.nn.Linear does.
-        device_mesh: the one-dimensional mesh of the context's ranks that the parameters (DTensors) are on; by default
-            the one that the context was made from, or a new one.
-        scales: multiply in 8 bits, forward and backward: a ``DelayedScaling``, which the layer copies to
-            ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
+        skip_bias_add, gradient_accumulation_fusion, device, dtype, linear, device_mesh, scales: as for
+            ``ColumnParallelLinear``.
         algo: the algorithm of the forward product: ``pblasmp.matmul_reduce_scatter`` with ``sequence_parallel``,
             otherwise ``matmul_allreduce``.
         backward_algo: the algorithm of the product that gives the input's gradient: ``allgather_matmul`` with

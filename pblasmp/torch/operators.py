@@ -32,9 +32,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
+from ..engines.method import check_parallel
 from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError, short_repr
-from ..tensor_parallel.call import check_algorithm, multiply
+from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
 from .meshes import like, part_of
 
@@ -198,7 +199,7 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
             )
         if not torch.compiler.is_compiling():
             try:
-                check_algorithm(ctx, which.call, name, argument)
+                check_parallel(ctx.engine, which.call, name, argument)
             except UnsupportedError as error:
                 return error
     return None

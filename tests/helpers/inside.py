@@ -114,7 +114,7 @@ def have_available(ctx: Any, available: Callable[[], int]) -> None:
 
 def library(ctx: Any, name: str) -> Any:
     """The shared library of that name that the CPU ranks' engine has opened."""
-    return ctx.engine.mpi_libraries[name]._library
+    return ctx.engine.mpi_libraries[name]._libraries[0]
 
 
 def product(plan: Any) -> Any:

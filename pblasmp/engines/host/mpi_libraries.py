@@ -226,6 +226,35 @@ def _open(comm: Communicator, wanted: MpiLibrary) -> tuple[list[ctypes.CDLL], st
         return [], f"{wanted.name} cannot be used: {type(error).__name__}: {error}"
 
 
+class RankLibrary:
+    """A library that the ranks of a context call together. Making and closing one is collective over them.
+
+    Args:
+        comm: the ranks.
+        libraries: as ``MpiLibrary.opened`` returns them.
+    """
+
+    def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
+        self._comm, self._libraries = comm, libraries
+
+    def _find(self, *names: str) -> Any:
+        """Return the first function of these names. Local."""
+        for library in self._libraries:
+            for name in names:
+                if hasattr(library, name):
+                    return getattr(library, name)
+        raise LibraryNotFoundError(f"{self._libraries[0]._name} has no {names[0]}")
+
+    def close(self) -> None:
+        """Free what it holds, unless ranks are gone. Collective."""
+        if not self._comm.channel.cause and not self._comm.gone():
+            self._free()
+
+    def _free(self) -> None:
+        """Free what it holds. Collective."""
+        raise NotImplementedError
+
+
 Array = NDArray[Any]
 
 _API = 20170403  # the oldest that all releases since have
@@ -259,32 +288,22 @@ def elpa_of(engine: Any) -> Elpa | str:
     return found
 
 
-class Elpa:
-    """ELPA on the ranks of a context. Making one is collective over them.
-
-    Args:
-        comm: the ranks.
-        libraries: as ``ELPA.opened`` returns them.
+class Elpa(RankLibrary):
+    """ELPA; other contexts may use it, too.
 
     Attributes:
         single: whether it was built with single precision.
     """
 
     def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
-        self._comm, self._library = comm, libraries[0]
+        super().__init__(comm, libraries)
         self._handles: dict[tuple[Any, ...], ctypes.c_void_p] = {}  # those used last: a new one takes time
         with Agreement(comm, "ELPA"):
             if self._find("elpa_init")(_API):
-                raise UnsupportedError(f"{self._library._name} lacks the interface of {_API}")
+                raise UnsupportedError(f"{libraries[0]._name} lacks the interface of {_API}")
             self._find("elpa_allocate").restype = ctypes.c_void_p
         one = MatrixDescriptor((1, 1), (1, 1), Grid(1, comm.size), dtype="float32", order="F")
         self.single = not self.solve(one, np.ones((1, 1), np.float32, "F"), None, 1)[0]
-
-    def _find(self, *names: str) -> Any:
-        for name in names:
-            if hasattr(self._library, name):
-                return getattr(self._library, name)
-        raise LibraryNotFoundError(f"{self._library._name} has no {names[0]}")
 
     def solve(self, x: MatrixDescriptor, a: Array, z: Array | None, count: int) -> tuple[int, Array]:
         """Compute eigenvalues, and eigenvectors if there is an array for them. Collective over the context.
@@ -343,16 +362,11 @@ class Elpa:
             _elpa_checked("elpa_setup", self._find("elpa_setup")(handle))
         return handle
 
-    def _free(self, most: int) -> None:
+    def _free(self, most: int = 0) -> None:
         """Free the handles that were not used for longest, until there are ``most``. Collective over the context."""
         while len(self._handles) > most:
             handle = self._handles.pop(next(iter(self._handles)))
             self._find("elpa_deallocate")(handle, ctypes.byref(ctypes.c_int()))
-
-    def close(self) -> None:
-        """Free all handles, unless ranks are gone; other contexts may use the library. Collective."""
-        if not self._comm.channel.cause and not self._comm.gone():
-            self._free(0)
 
 
 def _elpa_checked(what: str, error: int) -> None:
@@ -385,16 +399,11 @@ def scalapack_of(engine: Any) -> Scalapack | str:
     return found
 
 
-class Scalapack:
-    """ScaLAPACK on the ranks of a context. Making and closing one is collective over them.
-
-    Args:
-        comm: the ranks.
-        libraries: as ``SCALAPACK.opened`` returns them.
-    """
+class Scalapack(RankLibrary):
+    """ScaLAPACK."""
 
     def __init__(self, comm: Communicator, libraries: Sequence[ctypes.CDLL]) -> None:
-        self._comm, self._libraries = comm, libraries
+        super().__init__(comm, libraries)
         self._contexts: dict[Grid, int] = {}
         with Agreement(comm, "ScaLAPACK"):
             handle: Any = comm.handle  # type: ignore[attr-defined]
@@ -402,12 +411,6 @@ class Scalapack:
             # MPICH's communicators are integers, Open MPI's are addresses.
             make.argtypes = [ctypes.c_int if abs(handle) <= _INT_MAX + 1 else ctypes.c_void_p]
             self._system = int(make(handle))
-
-    def _find(self, name: str) -> Any:
-        for library in self._libraries:
-            if hasattr(library, name):
-                return getattr(library, name)
-        raise LibraryNotFoundError(f"{self._libraries[0]._name} has no {name}")
 
     def grid(self, grid: Grid) -> int:
         """Return the BLACS context of a grid over all ranks. Collective the first time."""
@@ -468,10 +471,7 @@ class Scalapack:
             _checked(full, min(info, 0))
         return min((each for each in comm.allgather(info) if each), default=0)
 
-    def close(self) -> None:
-        """Free the grids, unless ranks are gone. Collective."""
-        if self._comm.channel.cause or self._comm.gone():
-            return
+    def _free(self) -> None:
         for context in reversed(self._contexts.values()):
             self._find("Cblacs_gridexit")(context)
         self._contexts.clear()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -290,61 +290,65 @@ def _never_ends(p: FactorProblem, size: int) -> bool:
     return size > 1 and (p.a.shape == (1, 2) or (min(p.a.shape) > 1 and 0 < max(wanted, default=0) < size))
 
 
-class ScalapackMethod(SpectralMethod):
-    """ScaLAPACK's p?syevd, p?syev, p?sytrd with p?ormtr, p?gesvd, or those for complex matrices."""
+class LibraryMethod(SpectralMethod):
+    """A library that calls MPI.
 
-    name, least = "scalapack", 1.0
+    Args:
+        name, least: of the algorithm.
+        routines: what it computes.
+        library: returns the library, or why a rank has none.
+        product: makes the product with it.
+        misfit: returns why a matrix does not fit the library, which so many ranks call, or an empty string.
+    """
 
-    def refusal(
-        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
-    ) -> str:
-        work = work_layout(problem.a, engine.transport.size)
-        rows, cols = work.local_shape(0)
-        if max(rows * cols, *work.shape) > _INT_MAX:
-            return "a rank would have more elements than ScaLAPACK's 32-bit integers count: take more ranks"
-        if problem.routine == "svd" and _never_ends(problem, engine.transport.size):
-            return (
-                "p?gesvd fails, or never ends, on matrices with fewer rows and columns than there are ranks"
-            )
-        found = scalapack_of(engine)
-        return found if isinstance(found, str) else ""
-
-    def prepare(
-        self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
-    ) -> Product:
-        found = scalapack_of(engine)
-        assert isinstance(found, Scalapack)
-        return ScalapackProduct(engine, problem, found)
-
-
-class ElpaMethod(SpectralMethod):
-    """ELPA's one-stage solver."""
-
-    name, least = "elpa", 0.9
+    def __init__(
+        self,
+        name: str,
+        least: float,
+        routines: Sequence[str],
+        library: Callable[[Engine], Any],
+        product: Callable[[Engine, FactorProblem, Any], Product],
+        misfit: Callable[[FactorProblem, int], str],
+    ) -> None:
+        self.name, self.least, self._routines = name, least, routines
+        self._library, self._product, self._misfit = library, product, misfit
 
     def serves(self, problem: AnyProblem) -> bool:
-        """Return whether these are eigenvalues. Local."""
-        return isinstance(problem, FactorProblem) and problem.routine == "eigh"
+        """Return whether the library computes this. Local."""
+        return isinstance(problem, FactorProblem) and problem.routine in self._routines
 
     def refusal(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands | None
     ) -> str:
-        (n, _), grid = problem.a.shape, work_layout(problem.a, engine.transport.size).grid
-        if 1 < n < max(grid.nprow, grid.npcol):
-            return f"ELPA needs at least as many rows as its {grid} have: take fewer ranks"
-        found = elpa_of(engine)
+        if why := self._misfit(problem, engine.transport.size):
+            return why
+        found = self._library(engine)
         return found if isinstance(found, str) else ""
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
     ) -> Product:
-        found = elpa_of(engine)
-        assert isinstance(found, Elpa)
-        return ElpaProduct(engine, problem, found)
+        return self._product(engine, problem, self._library(engine))
+
+
+def _misfit_of_scalapack(p: FactorProblem, size: int) -> str:
+    work = work_layout(p.a, size)
+    rows, cols = work.local_shape(0)
+    if max(rows * cols, *work.shape) > _INT_MAX:
+        return "a rank would have more elements than ScaLAPACK's 32-bit integers count: take more ranks"
+    if p.routine == "svd" and _never_ends(p, size):
+        return "p?gesvd fails, or never ends, on matrices with fewer rows and columns than there are ranks"
+    return ""
+
+
+def _misfit_of_elpa(p: FactorProblem, size: int) -> str:
+    grid = work_layout(p.a, size).grid
+    few = 1 < p.a.shape[0] < max(grid.nprow, grid.npcol)
+    return f"ELPA needs at least as many rows as its {grid} have: take fewer ranks" if few else ""
 
 
 METHODS: tuple[Method, ...] = (
     OneRankMethod("lapack", LapackProduct, SMALL, SINGULAR),
-    ElpaMethod(),
-    ScalapackMethod(),
+    LibraryMethod("elpa", 0.9, ("eigh",), elpa_of, ElpaProduct, _misfit_of_elpa),
+    LibraryMethod("scalapack", 1.0, ("eigh", "svd"), scalapack_of, ScalapackProduct, _misfit_of_scalapack),
 )
