@@ -20,29 +20,34 @@ import math
 from collections.abc import Iterable
 
 import pblasmp as pb
+from pblasmp.costs.traffic import traffic
 from pblasmp.layout.factor_problem import FactorProblem, FactorRoutine
 
 ROUTINES: tuple[FactorRoutine, ...] = ("cholesky", "lu", "qr")
 
 
-def volume(routine: str, n: int, ranks: int) -> float:
+def volume(routine: str, n: int, ranks: int, block: int) -> float:
     """Return the bytes that a rank of a square grid gets of float64: L along rows, U down columns, and what else.
 
     LU also exchanges all rows once each way; QR adds up its products with the reflectors before it multiplies them.
+    The rank is the one that has most blocks.
     """
-    whole = 8 * n * n
-    beside = {"cholesky": 0, "lu": 2 * whole / ranks, "qr": whole / 2 / math.sqrt(ranks)}[routine]
-    return whole / math.sqrt(ranks) + beside
+    side = math.isqrt(ranks)
+    whole, share = 8 * n * n, min(n, -(-n // (block * side)) * block) / n
+    beside = {"cholesky": 0, "lu": 2 * whole * share**2, "qr": whole / 2 * share}[routine]
+    return whole * share + beside
 
 
-def row(routine: FactorRoutine, n: int, block: int, ranks: int) -> tuple[str, ...]:
+def row(
+    routine: FactorRoutine, n: int, block: int, ranks: int, *, gpus: bool, most: int | None
+) -> tuple[str, ...]:
     """Return the cells of one factorization, on one-rank nodes in a square grid."""
     side = math.isqrt(ranks)
     d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(side, side), order="F")
-    found = FactorProblem(routine, a=d, c=d).traffic(ranks_per_node=1)
-    most, parts = int(found.received_bytes.max()), 2 * 8 * n * n / ranks
+    found = traffic(FactorProblem(routine, a=d, c=d), ranks_per_node=1, gpus=gpus, most=most)
+    received, parts = int(found.received_bytes.max()), 2 * 8 * n * n / ranks
     return (
-        routine, str(ranks), f"{most / 2**30:.2f} GiB", f"{most / volume(routine, n, ranks):.2f}",
+        routine, str(ranks), f"{received / 2**30:.2f} GiB", f"{received / volume(routine, n, ranks, block):.2f}",
         f"{(int(found.memory_bytes.max()) - parts) / 2**20:.0f} MiB",
     )  # fmt: skip
 
@@ -76,6 +81,8 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=50_000)
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--gpus", action="store_true", help="of factorizations, on GPUs")
+    parser.add_argument("--most", type=int, help="count the algorithms of so many ranks only, evenly chosen")
     parser.add_argument("--products", action="store_true", help="of products, on 4 to 1,024 nodes of 8 ranks")
     given = parser.parse_args()
     n, block = given.n, given.block
@@ -84,7 +91,8 @@ def main() -> None:
         show(head, 3, (product(n, block, 4**i) for i in range(1, 6)))
     else:
         head = "| | ranks | received at most | ÷ volume in 2D | memory beyond both matrices |"
-        show(head, 4, (row(routine, n, block, ranks) for routine in ROUTINES for ranks in given.ranks))
+        how = {"gpus": given.gpus, "most": given.most}
+        show(head, 4, (row(each, n, block, ranks, **how) for each in ROUTINES for ranks in given.ranks))
 
 
 if __name__ == "__main__":

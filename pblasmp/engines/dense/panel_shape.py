@@ -14,7 +14,8 @@ from ..protocol import Engine, Operations
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
-_UNLIKE = 3  # times: blocks are used as panels on hosts up to this ratio to their usual width
+_UNLIKE = 3  # times: blocks are used as panels between nodes up to this ratio to their usual width
+_NARROW = 128  # columns: blocks from this width on, too; updates with them are not much slower
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
 _FEW, _FEW_OF_GPUS = 0.25, 2  # right-hand sides are few up to so many times a panel's width
@@ -176,14 +177,15 @@ def _shape_on_nodes(
         )
         if made.grid is None:
             return (lower + moved) * travels(across)
+        above, below = _largest_share(made, cols, grid.npcol), _largest_share(made, rows, grid.nprow)
         beside, panels, waits = 0.0, 0.0, 2
         if routine not in ("cholesky", "triangular"):
             waits = 4
-            beside = upper / grid.npcol if routine in ("qr", "lstsq") else 2 * rows * cols / size
-            panels = 2 * lower / size
-        column = (upper / grid.npcol + beside + panels) * travels(down)
+            beside = upper * above if routine in ("qr", "lstsq") else 2 * rows * cols * below * above
+            panels = 2 * lower * _largest_share(made, least, size)
+        column = (upper * above + beside + panels) * travels(down)
         column += waits * made.steps * wait * (grid.nprow > 1)
-        return lower / grid.nprow * travels(across) + column + moved * travels(range(size))
+        return lower * below * travels(across) + column + moved * travels(range(size))
 
     shapes = []
     for down in range(1, size + 1):
@@ -191,11 +193,16 @@ def _shape_on_nodes(
             grids = (Grid(down, size // down, order) for order in ("row", "col"))
             shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
     best = min(shapes, key=cost)
-    if d.grid.size == size and usual <= _UNLIKE * d.block[1] and d.block[1] <= _UNLIKE * usual:
+    if d.grid.size == size and min(_NARROW, usual / _UNLIKE) <= d.block[1] <= _UNLIKE * usual:
         own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
         if d.same_places(own.described(d.dtype)) and cost(own) <= _WORTH * cost(best):
             best = own
     return whole if whole is not None and cost(whole) <= cost(best) else best
+
+
+def _largest_share(made: PanelShape, n: int, ranks: int) -> float:
+    """Return which part of ``n`` rows or columns the rank has that gets most panels, if they are dealt round. Local."""
+    return min(1, -(-n // (made.width * ranks)) * made.width / max(1, n))
 
 
 def _shape_on_grid(operations: Operations, d: MatrixDescriptor, usual: int, size: int) -> PanelShape | None:

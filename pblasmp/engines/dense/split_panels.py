@@ -294,9 +294,10 @@ class SplitPanels(OwnPanels):
         self._copy_rows(k, whole, root, own, back=True)
         for row, rank in enumerate(ranks):
             if row != root:
-                part = self._temporary(f"part {row}", self._rows_from(k, row), own.shape[1])
+                name = f"part {row % 2}"  # not one for each row: together they are a second panel
+                part = self._temporary(name, self._rows_from(k, row), own.shape[1])
                 self._copy_rows(k, whole, row, part, back=True)
-                self.outbox.send(f"part {row}", [(each, rank) for each in (part, *about(row))])
+                self.outbox.send(name, [(each, rank) for each in (part, *about(row))])
 
     def _copy_rows(self, k: int, whole: Array, row: int, part: Array, *, back: bool) -> None:
         """Copy the rows of a process row of panel ``k`` into the panel, or back."""

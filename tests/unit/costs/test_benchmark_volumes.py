@@ -18,13 +18,14 @@ def test_factorizations_receive_and_keep_what_they_do_in_two_dimensions(routine)
     for side in (4, 8):
         d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(side, side), order="F")
         found = FactorProblem(routine, a=d, c=d).traffic(ranks_per_node=1)
-        assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2)
+        assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2, 64)
         memory.append(found.memory_bytes.max() - 2 * 8 * n * n / side**2)
-    assert memory[1] <= 0.65 * memory[0]
+    assert memory[1] <= 0.48 * memory[0]
 
 
 @pytest.mark.parametrize("routine", ROUTINES)
-def test_gpus_receive_no_more(routine):
-    d = pb.MatrixDescriptor((50_000, 50_000), (512, 512), pb.Grid(8, 8), order="F")
-    found = traffic(FactorProblem(routine, a=d, c=d), ranks_per_node=1, gpus=True, most=8)
-    assert found.received_bytes.max() <= 1.2 * volume(routine, 50_000, 64)
+@pytest.mark.parametrize(("n", "block", "side"), [(50_000, 512, 8), (40_960, 256, 4)])
+def test_gpus_receive_no_more(routine, n, block, side):
+    d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(side, side), order="F")
+    found = traffic(FactorProblem(routine, a=d, c=d), ranks_per_node=1, gpus=True, most=4)
+    assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2, block)

@@ -547,6 +547,23 @@ def test_large_matrices_have_panels_in_two_dimensions_on_more_than_two_hosts(
     routine: str, hosts: int, n: int, grid: tuple[int, int] | None
 ) -> None:
     """A rank gets less then, and nothing is moved, but it waits more often, of LU twice as often."""
+    found = shape_between(hosts, routine, n, 512)
+    assert (found.grid and found.grid.shape) == grid
+
+
+@pytest.mark.parametrize(("routine", "hosts", "n", "block", "width"), [
+    ("lu", 16, 50_000, 128, 128), ("lu", 64, 50_000, 128, 128), ("lu", 256, 50_000, 256, 256),
+    ("cholesky", 64, 50_000, 64, 1024), ("cholesky", 64, 12_800, 128, 512), ("lu", 1024, 50_000, 128, 1024),
+])  # fmt: skip
+def test_blocks_of_128_are_panels_if_waiting_for_them_costs_little(
+    routine: str, hosts: int, n: int, block: int, width: int
+) -> None:
+    """Then nothing is moved. Few wide panels leave some ranks much more of the matrix than others."""
+    assert shape_between(hosts, routine, n, block).width == width
+
+
+def shape_between(hosts: int, routine: str, n: int, block: int) -> panel_shape.PanelShape:
+    """The panels of a matrix on the squarest grid of hosts of one GPU each."""
     nodes = tuple((rank,) for rank in range(hosts))
     transport = SimpleNamespace(size=hosts, domains=nodes, nodes=nodes)
     operations = SimpleNamespace(
@@ -555,6 +572,5 @@ def test_large_matrices_have_panels_in_two_dimensions_on_more_than_two_hosts(
         factor_wait=GpuFactorOperations.factor_wait,
     )
     engine: Any = SimpleNamespace(operations=operations, transport=transport)
-    d = pb.MatrixDescriptor((n, n), (512, 512), pb.Grid.squarest(hosts), order="F")
-    found = panel_shape.shape_of(engine, d, routine)
-    assert (found.grid and found.grid.shape) == grid
+    d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid.squarest(hosts), order="F")
+    return panel_shape.shape_of(engine, d, routine)
