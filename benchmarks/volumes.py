@@ -8,9 +8,9 @@ dimensions that sends each rank only what it multiplies, once; and the memory of
 its part of the two matrices.
 
 Of products on nodes of 8 ranks: bytes received by the rank that receives most, compared with SUMMA's, which sends each
-rank its rows of A and columns of B, and with the bound of COSMA's authors, 2 m n k / (P sqrt(S)) elements for P ranks
-that each keep S, here a rank's part of the three matrices. Ranks of a node share what it receives, so the bound is not
-one for them.
+rank its rows of A and columns of B, on the squarest grid and on every other one, and with the bound of COSMA's authors,
+2 m n k / (P sqrt(S)) elements for P ranks that each keep S, here a rank's part of the three matrices. Ranks of a node
+share what it receives, so the bound is not one for them.
 """
 
 from __future__ import annotations
@@ -52,16 +52,31 @@ def row(
     )  # fmt: skip
 
 
-def product(n: int, block: int, nodes: int) -> tuple[str, ...]:
-    """Return the cells of one product of square matrices, on 8 ranks a node in the squarest grid."""
-    ranks, grid = 8 * nodes, pb.Grid.squarest(8 * nodes)
+def grids(ranks: int) -> list[pb.Grid]:
+    """Return all grids of a number of ranks, which may be numbered along rows or columns."""
+    sides = [side for side in range(1, ranks + 1) if ranks % side == 0]
+    return [pb.Grid(side, ranks // side, order) for side in sides for order in ("row", "col")]
+
+
+def received(n: int, block: int, grid: pb.Grid) -> tuple[int, float, str]:
+    """Return what the rank that receives most gets in a product, that over SUMMA's volume, and the algorithm."""
     found = pb.MatmulProblem.gemm(n, n, n, grid, block).traffic(ranks_per_node=8)
+    down, across = 1 / grid.nprow, 1 / grid.npcol
     most = int(found.received_bytes.max())
-    summa = 8 * n * n * (1 / grid.nprow + 1 / grid.npcol)
+    return most, most / (8 * n * n * (down * (1 - across) + across * (1 - down))), found.algorithm
+
+
+def product(n: int, block: int, nodes: int) -> tuple[str, ...]:
+    """Return the cells of a product of square matrices, on 8 ranks a node in the squarest grid and in all others."""
+    ranks, grid = 8 * nodes, pb.Grid.squarest(8 * nodes)
+    most, over, algorithm = received(n, block, grid)
     bound = 8 * 2 * n**3 / (ranks * math.sqrt(3 * n * n / ranks))
+    worst, at = max(
+        (received(n, block, each)[1], f"{each.nprow} × {each.npcol} by {each.order}") for each in grids(ranks)
+    )
     return (
-        str(nodes), f"{grid.nprow} × {grid.npcol}", f'`"{found.algorithm}"`', f"{most / 2**30:.2f} GiB",
-        f"{most / summa:.2f}", f"{most / bound:.2f}",
+        str(nodes), f"{grid.nprow} × {grid.npcol}", f'`"{algorithm}"`', f"{most / 2**30:.2f} GiB", f"{over:.2f}",
+        f"{most / bound:.2f}", f"{worst:.2f}, {at}",
     )  # fmt: skip
 
 
@@ -87,8 +102,8 @@ def main() -> None:
     given = parser.parse_args()
     n, block = given.n, given.block
     if given.products:
-        head = "| nodes | grid | algorithm | received at most | ÷ SUMMA | ÷ 2mnk/(P√S) |"
-        show(head, 3, (product(n, block, 4**i) for i in range(1, 6)))
+        head = "| nodes | grid | algorithm | received at most | ÷ SUMMA | ÷ 2mnk/(P√S) | on the worst grid ÷ SUMMA |"
+        show(head, 4, (product(n, block, 4**i) for i in range(1, 6)))
     else:
         head = "| | ranks | received at most | ÷ volume in 2D | memory beyond both matrices |"
         how = {"gpus": given.gpus, "most": given.most}

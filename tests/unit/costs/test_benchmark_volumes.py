@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import pblasmp as pb
-from benchmarks.volumes import ROUTINES, volume
+from benchmarks.volumes import ROUTINES, grids, received, volume
 from pblasmp.costs.traffic import traffic
 from pblasmp.layout import FactorProblem
 
@@ -29,3 +29,10 @@ def test_gpus_receive_no_more(routine, n, block, side):
     d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(side, side), order="F")
     found = traffic(FactorProblem(routine, a=d, c=d), ranks_per_node=1, gpus=True, most=4)
     assert found.received_bytes.max() <= 1.2 * volume(routine, n, side**2, block)
+
+
+@pytest.mark.parametrize("nodes", [4, 64])
+def test_products_receive_no_more_than_by_summa(nodes):
+    """On every grid, with the ranks of a node along process rows and along process columns."""
+    over = {str(grid): received(51_200, 128, grid)[1] for grid in grids(8 * nodes)}
+    assert max(over.values()) <= 1, over
