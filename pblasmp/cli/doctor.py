@@ -19,15 +19,16 @@ from ..engines.choose import EngineName
 from ..engines.gpu.session import session_of
 from ..errors import PblasmpError, counted
 from ..info import collect
-from ..launchers import surroundings
+from ..launchers import ranks_here, surroundings
 from ..layout import Grid, MatmulProblem
 from ..matrix.products import matmul
 from ..noise import Noise, trials, wrong_runs
 from ..planning import algorithms
 from ..verification import verify
+from .options import DEFAULT_RANKS
 from .ranks import FailureError, on_ranks
 from .reports import Reporter
-from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
+from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks, warn_before_mpi
 from .terminal import leading, plain
 
 _ORDER = 384
@@ -60,6 +61,7 @@ def diagnose(
     """
     known = None if machine is None else load_machine(machine)
     found: dict[str, Any] = {"facts": {}, "faults": []}
+    warn_before_mpi(ranks_here() or ranks or (1 if surroundings() else DEFAULT_RANKS))
     try:
         found |= on_ranks(seats_of_ranks, engine != "host", ranks)
         seats = [Seat(**each) for each in found["seats"]]
@@ -122,7 +124,7 @@ def _of_ranks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield faults of how the ranks are placed, each with a cure."""
     if found["cores"] < found["ranks_of_node"]:
         cure = "give the launcher more cores, or do not bind ranks (--bind-to none)"
-        yield f"{found['ranks_of_node']} ranks of a node share {found['cores']} cores", cure
+        yield f"{found['ranks_of_node']} ranks of a node share {counted(found['cores'], 'core')}", cure
     if found["why_not_shared"]:
         cure = "ranks in different containers cannot share memory: use one container per node"
         yield f"the ranks of a node share no memory: {found['why_not_shared']}", cure
@@ -225,7 +227,7 @@ def print_diagnosis(found: dict[str, Any]) -> None:
         where = f"{ranks} on {nodes}"
         click.echo(f"{'ranks':<12} {where}, engine {found['engine']} ({plain(found['why'])})")
         if found["engine"] == "host":
-            click.echo(f"{'binding':<12} the ranks of a node may run on {found['cores']} cores")
+            click.echo(f"{'binding':<12} the ranks of a node may run on {counted(found['cores'], 'core')}")
         if why := found.get("why_no_windows"):
             click.echo(f"{'windows':<12} none: {plain(why)}")
         click.echo(

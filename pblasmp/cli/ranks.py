@@ -18,12 +18,14 @@ from typing import Any
 
 import click
 
+from ..errors import PblasmpError
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
 from ..matrix.io.temporary import remove_abandoned
 from ..trust import private_folder
 from .options import DEFAULT_RANKS
 from .reports import Channel, Display, Reporter
+from .signals import ending_at_once
 from .terminal import caution, is_terminal, plain
 
 _RANK = (  # imports leave no garbage; work_here() enables the collector
@@ -76,6 +78,10 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
         raise click.UsageError(
             f"-n {nranks}, but {around.name} has started {around.size} ranks: leave -n out"
         )
+    from ..comm.mpi_communicator import mpi
+
+    with contextlib.suppress(PblasmpError), ending_at_once():  # which ``work`` raises again
+        mpi()
     if around.rank > 0:
         return work(options, Reporter())
     with _display() as display:

@@ -10,17 +10,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import click
 import numpy as np
 
 from .. import __version__
 from ..comm import Communicator, interfaces, machines_of, unlike_interfaces, wrap
 from ..comm.locations import Location
 from ..engines.gpu.runtime.device import VISIBLE, gpus_of_machine, visible_gpus
-from ..errors import ranks_text
+from ..errors import counted, ranks_text
 from ..resources import available_bytes, memory_bytes
 from .reports import Reporter
 
@@ -30,6 +31,15 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_LINES = 16
 _THREADS = "OMP_NUM_THREADS"
+_LOCAL_RANKS = "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"
+_ALIKE = (
+    "PBLASMP_",
+    "NCCL_",
+    _THREADS,
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # variables that ranks have alike
+_APART = ("NCCL_HOSTID", "NCCL_DEBUG")  # but for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class Seat:
         gpus_there: how many GPUs the machine has.
         shown: what CUDA_VISIBLE_DEVICES says; None if it is not set.
         versions: of Python, pblasmp and NumPy.
+        variables: those of the environment that all ranks should have alike.
     """
 
     rank: int
@@ -74,6 +85,7 @@ class Seat:
     gpus_there: int
     shown: str | None
     versions: str
+    variables: dict[str, str]
 
     @classmethod
     def here(cls, comm: Communicator, *, gpus: bool) -> Seat:
@@ -86,20 +98,17 @@ class Seat:
         location = comm.locations()[comm.rank]
         threads = os.environ.get(_THREADS, "").partition(",")[0]
         visible, deaf = visible_gpus() if gpus else ([], [])
-        try:
-            shared = os.statvfs(_SHARED_MEMORY)
-            shared_bytes = shared.f_bavail * shared.f_frsize
-        except OSError:
-            shared_bytes = -1
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return cls(
             comm.rank, *location.machine, _cores_of(location), int(threads) if threads.isdecimal() else 0,
-            _together(comm), memory_bytes(), available_bytes(), shared_bytes,
+            _together(comm), memory_bytes(), available_bytes(), _free_shared_bytes(),
             -1 if locked == resource.RLIM_INFINITY else locked,
             {name: address for address, name in interfaces().items() if not address.startswith("127.")},
             _adapters(), unlike_interfaces() if visible else "", tuple(visible), tuple(deaf),
             len(gpus_of_machine()) if gpus else 0, os.environ.get(VISIBLE),
             f"Python {platform.python_version()}, pblasmp {__version__}, NumPy {np.__version__}",
+            {name: value for name, value in sorted(os.environ.items())
+             if name.startswith(_ALIKE) and not name.startswith(_APART)},
         )  # fmt: skip
 
 
@@ -109,6 +118,27 @@ Node: TypeAlias = Sequence[Seat]
 
 def _cores_of(location: Location) -> tuple[int, ...]:
     return tuple(i for i in range(location.cores.bit_length()) if location.cores >> i & 1)
+
+
+def _free_shared_bytes() -> int:
+    """Return what is free in /dev/shm, -1 if there is none. Local."""
+    try:
+        shared = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return -1
+    return shared.f_bavail * shared.f_frsize
+
+
+def warn_before_mpi(ranks: int) -> None:
+    """Say what MPI may wait for without end when it starts, once on each machine: then nobody says it later. Local.
+
+    Args:
+        ranks: how many this machine has.
+    """
+    first = all(os.environ.get(name, "0") == "0" for name in _LOCAL_RANKS)
+    if first and (fault := _shared_memory_fits(ranks, _free_shared_bytes())):
+        where = f"pblasmp: warning: {platform.node()}"
+        click.echo(f"{where}: {fault[0]}, and MPI may wait for ever when it starts: {fault[1]}", err=True)
 
 
 def _together(comm: Communicator) -> tuple[int, ...]:
@@ -167,7 +197,7 @@ def lines_of_seats(seats: Sequence[Seat]) -> Iterator[str]:
     nodes = _nodes(seats)
     for node in nodes[:_MOST_LINES]:
         first, cores = node[0], {core for seat in node for core in seat.cores}
-        parts = [ranks_text([seat.rank for seat in node]), f"{len(cores)} cores"]
+        parts = [ranks_text([seat.rank for seat in node]), counted(len(cores), "core")]
         each = {len(seat.cores) for seat in node}
         if len(node) > 1 and max(each) < len(cores):
             parts[-1] += f", {min(each)} each"
@@ -204,16 +234,16 @@ def _threads_fit(node: Node) -> _Fault:
     if threads <= max(cores, len(node)):
         return None
     fits = max(1, cores // len(node))
-    what = f"{_THREADS} gives {len(node)} ranks {threads} threads on {cores} cores"
+    what = f"{_THREADS} gives {len(node)} ranks {threads} threads on {counted(cores, 'core')}"
     return what, f"unset {_THREADS}, or set it to {fits}; with Slurm, to --cpus-per-task"
 
 
 def _bound_apart(node: Node) -> _Fault:
-    cores = [set(seat.cores) for seat in node]
-    alike = [j for j, own in enumerate(cores) if any(own & other for other in cores[:j])]
-    if not alike or all(len(own) >= len(node) for own in cores):
+    alike = [pair for pair in combinations(node, 2) if {*pair[0].cores} & {*pair[1].cores}]
+    if not alike or all(len(seat.cores) >= len(node) for seat in node):
         return None
-    what = f"ranks {node[0].rank} and {node[alike[0]].rank} are among those bound to the same few cores"
+    ranks = ranks_text(sorted({seat.rank for pair in alike for seat in pair}))
+    what = f"{ranks} are bound to few cores, which they share"
     return what, "srun --cpu-bind=cores with --cpus-per-task, or mpirun --bind-to none"
 
 
@@ -234,11 +264,14 @@ def _memory_is_enough(node: Node) -> _Fault:
 
 
 def _shared_memory_is_enough(node: Node) -> _Fault:
-    least = min(seat.shared_bytes for seat in node)
-    if not (len(node) > 1 and 0 <= least < _SHARED_BYTES * len(node)):
+    return _shared_memory_fits(len(node), min(seat.shared_bytes for seat in node))
+
+
+def _shared_memory_fits(ranks: int, free_bytes: int) -> _Fault:
+    needed = _SHARED_BYTES * ranks
+    if not (ranks > 1 and 0 <= free_bytes < needed):
         return None
-    needed = (_SHARED_BYTES * len(node)) >> 20
-    what = f"/dev/shm has {least >> 20} MiB free for {len(node)} ranks, which need {needed}"
+    what = f"/dev/shm has {free_bytes >> 20} MiB free for {ranks} ranks, which need {needed >> 20}"
     return what, "docker run --shm-size=1g, or remove what earlier jobs have left there"
 
 
@@ -296,6 +329,7 @@ def _of_all(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     if len(versions) > 1:
         what = "; ".join(f"rank {seat.rank} has {each}" for each, seat in versions.items())
         yield what, "use one environment on all nodes: a shared file system, or the same container"
+    yield from _unlike_variables([seat for node in nodes for seat in node])
     for what, needed, there in (
         ("GPUs", False, [_gpus_seen(node) for node in nodes]),
         ("active InfiniBand", False, [node[0].adapters for node in nodes]),
@@ -305,3 +339,20 @@ def _of_all(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
         if len(nodes) > 1 and without and (len(without) < len(nodes) or needed):
             more = f" and {len(without) - 1} more" if len(without) > 1 else ""
             yield f"{without[0]}{more}: no {what}", "leave such nodes out: srun --exclude, or --constraint"
+
+
+def _unlike_variables(seats: Sequence[Seat]) -> Iterator[tuple[str, str]]:
+    """Yield the variables of the environment that ranks do not have alike. Local."""
+    for name in sorted({name for seat in seats for name in seat.variables}):
+        ranks: dict[str | None, list[int]] = {}
+        for seat in sorted(seats, key=lambda each: each.rank):
+            ranks.setdefault(seat.variables.get(name), []).append(seat.rank)
+        if len(ranks) > 1:
+            values = (
+                f"{'not set' if value is None else value} on {ranks_text(those)}"
+                for value, those in ranks.items()
+            )
+            yield (
+                f"{name} is {', '.join(values)}",
+                "set it alike on all: srun --export=ALL, mpirun -genvall or -x",
+            )

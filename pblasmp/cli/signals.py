@@ -12,9 +12,10 @@ first.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -48,6 +49,20 @@ def end_on_signals() -> None:
     _ending.error, _ending.settled = None, False
     for number in NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _end)
+
+
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Return a context in which signals end this process at once: for C code that may wait, and lets no handler run."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    mine = [number for number, handler in before.items() if handler is _end]
+    for number in mine:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in mine:
             signal.signal(number, _end)
 
 

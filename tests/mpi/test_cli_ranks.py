@@ -594,6 +594,35 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
     assert not processes(tmp_path)
 
 
+STUCK = """
+import ctypes, os
+from pathlib import Path
+import pblasmp.comm.mpi_communicator as m
+def stuck():
+    Path({here!r}, "slow").touch()
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+m.mpi = stuck
+os.statvfs = lambda path: type("Free", (), {{"f_bavail": 8, "f_frsize": 1 << 20}})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_whose_mpi_waits_when_it_starts_says_why_and_ends_on_signals(
+    start, patched, environment, tmp_path, number
+):
+    """MPICH does so on a node without room in /dev/shm, in C code that lets no handler of Python run."""
+    patched(STUCK.format(here=str(tmp_path)))
+    environment |= {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
+    process = start("doctor")
+    wait_for((tmp_path / "slow").exists)
+    process.send_signal(number)
+    said = process.communicate(timeout=20)[1]
+    assert "/dev/shm has 8 MiB free for 2 ranks, which need 32, and MPI may wait" in said
+    assert process.returncode == -number
+
+
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
     patched(SLOW.format(module="pblasmp.runtime.plans", name="Plan._run", here=str(tmp_path)))
     process = start("matmul", "-n", 2, "--size", 64)

@@ -149,7 +149,7 @@ def test_faults_that_doctor_finds():
         found = doctor.diagnose(4, "host", "dgx-h100")
     faults = [fault for fault, cure in found["faults"] if cure]
     assert faults == [
-        "MPI library: none", "mpirun: foreign", "panels: the product is wrong", "4 ranks of a node share 1 cores",
+        "MPI library: none", "mpirun: foreign", "panels: the product is wrong", "4 ranks of a node share 1 core",
         "the ranks of a node share no memory: sealed",
         "copy: 0 % of what dgx-h100 has", "gemm: 10 % of what dgx-h100 has",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ GIB = 1 << 30
 SEAT = Seat(
     rank=0, host="one", boot="a", cores=(0, 1), threads=0, together=(), memory_bytes=8 * GIB, free_bytes=6 * GIB,
     shared_bytes=GIB, locked_bytes=-1, networks={"eth0": "10.0.0.1"}, adapters=(), no_interface="", gpus=(), deaf=(),
-    gpus_there=0, shown=None, versions="Python 3.12",
+    gpus_there=0, shown=None, versions="Python 3.12", variables={},
 )  # fmt: skip
 FIRST, SECOND = ("bus0",), ("bus1",)
 BOTH = FIRST + SECOND
@@ -37,7 +37,7 @@ FAULTS = {
     "nothing": (seats(), "", ""),
     "threads": (seats(threads=4), "OMP_NUM_THREADS gives 2 ranks 8 threads on 4 cores", "to 2;"),
     "as many threads as cores": (seats(threads=2), "", ""),
-    "bound alike": (seats((3, {"cores": (0, 1)}), (2, {"cores": (1,)})), "two: ranks 2 and 3", "--cpu-bind"),
+    "bound alike": (seats((3, {"cores": (0, 1)}), (2, {"cores": (1,)})), "two: ranks 2-3 are bound", "--cpu-bind"),
     "bound to all": (seats((0, {"cores": (0, 1, 2, 3)}), (1, {"cores": (0, 1, 2, 3)})), "", ""),
     "MPI apart": (seats((2, {"together": (2,)})), "two: MPI sends from rank 2", "MPIR_CVAR_NOLOCAL"),
     "MPI together": (seats((2, {"together": (2, 3)}), (3, {"together": (2, 3)})), "", ""),
@@ -60,6 +60,14 @@ FAULTS = {
         "two: NCCL_SOCKET_IFNAME=ib", "unset NCCL_SOCKET_IFNAME",
     ),
     "one machine": (seats((2, {"boot": "a"}), (3, {"boot": "a"})), "one and two are one machine", "container"),
+    "bound alike, not the first": (
+        seats((2, {"cores": (0,), "host": "one", "boot": "a"}), (0, {"cores": (4,)}), (1, {"cores": (0,)})),
+        "one: ranks 1-2 are bound to few cores, which they share", "--cpu-bind",
+    ),
+    "variables": (
+        seats((1, {"variables": {"NCCL_NET": "ib0"}}), (3, {"variables": {}}), variables={"NCCL_NET": "ib1"}),
+        "NCCL_NET is ib1 on ranks 0, 2, ib0 on rank 1, not set on rank 3", "srun --export=ALL",
+    ),
     "versions": (seats((3, {"versions": "Python 3.10"})), "rank 3 has Python 3.10", "one environment"),
     "GPUs on one node": (seats((0, {"gpus": BOTH}), (1, {"gpus": BOTH})), "two: no GPUs", "--exclude"),
     "adapters on one node": (
