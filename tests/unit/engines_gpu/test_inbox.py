@@ -26,7 +26,7 @@ class Messages:
         self.peers, self.inboxes = peers, [Inbox(gpu) for gpu in peers.gpus]
         for gpu in peers.gpus:  # on every rank before one asks where the others' are
             for box in range(BOXES):
-                gpu.reserve(f"inbox {box}", gpu.size * LARGEST)
+                gpu.reserve(f"inbox {box}", (gpu.size - 1) * LARGEST)
         self.chance = random.Random(seed)
         self.signals: list[int] = []
         ranks, waiting = range(peers.size), []
@@ -180,7 +180,15 @@ def test_boxes_are_used_again():
     assert [min(inbox._free) for inbox in inboxes] == [0, 0]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_box_has_a_slot_for_each_other_rank(size):
+    peers = Peers(size)
+    Messages(peers, 7)
+    assert peers.gpus[0].symmetric_bytes("inbox 0") == (size - 1) * LARGEST
+    assert peers.gpus[0].scratches["outbox 0"][1] == (size - 1) * LARGEST
+
+
 def test_what_is_too_large_travels_otherwise():
-    inbox = Inbox(Peers(2).gpus[0])
-    assert inbox.takes(1 << 30)
+    inbox = Inbox(Peers(3).gpus[0])
+    assert inbox.takes(2 << 30)
     assert not inbox.takes(3 << 30)

@@ -39,7 +39,7 @@ class Inbox:
 
     def takes(self, largest: int) -> bool:
         """Return whether there is room for messages of up to ``largest`` bytes between any two ranks. Local."""
-        return bool(self._free) and self._gpu.size * largest <= _MOST
+        return bool(self._free) and (self._gpu.size - 1) * largest <= _MOST
 
     def start(
         self, packs: Mapping[int, tuple[int, Queue]], largest: int
@@ -57,27 +57,25 @@ class Inbox:
         """
         gpu, box = self._gpu, min(self._free)
         slot = max(self._slots[box], -(-largest // _ALIGNED) * _ALIGNED)
+        nbytes = (gpu.size - 1) * slot
         if slot > self._slots[box]:
-            gpu.reserve(f"inbox {box}", gpu.size * slot)
-            with gpu.agreement(f"{gpu.size * slot} bytes for messages"):
-                gpu.scratch(f"outbox {box}", gpu.size * slot)
+            gpu.reserve(f"inbox {box}", nbytes)
+            with gpu.agreement(f"{nbytes} bytes for messages"):
+                gpu.scratch(f"outbox {box}", nbytes)
             self._slots[box] = slot
-        packed = gpu.scratch(f"outbox {box}", gpu.size * slot)
+        packed = gpu.scratch(f"outbox {box}", nbytes)
         self._free.remove(box)
         gpu.use_current_stream()
         gpu.await_flags("main", [(to, SLOTS.at(box)) for to in packs])
         for to, (_, pack) in packs.items():
-            pack(packed + to * slot)
+            pack(packed + self._place(gpu.rank, to) * slot)
         if packs:
             gpu.follow("copy", "main")
         for to in ((gpu.rank + step) % gpu.size for step in range(1, gpu.size)):
             if to in packs:
-                there = gpu.symmetric(f"inbox {box}", to) + gpu.rank * slot
-                gpu.push(
-                    "copy",
-                    View.of_bytes(there, packs[to][0]),
-                    View.of_bytes(packed + to * slot, packs[to][0]),
-                )
+                there = gpu.symmetric(f"inbox {box}", to) + self._place(to, gpu.rank) * slot
+                here = packed + self._place(gpu.rank, to) * slot
+                gpu.push("copy", View.of_bytes(there, packs[to][0]), View.of_bytes(here, packs[to][0]))
                 gpu.raise_flag("copy", to, MESSAGES.at(box))
         if packs:
             gpu.mark(f"box {box}", "copy")
@@ -90,11 +88,15 @@ class Inbox:
         gpu.use_current_stream()
         for source, unpack in unpacks.items():
             gpu.await_flags("main", [(source, MESSAGES.at(box))])
-            unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
+            unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + self._place(gpu.rank, source) * slot)
         gpu.raise_flags("main", [(source, SLOTS.at(box)) for source in unpacks])
         if pushed:
             gpu.await_mark("main", f"box {box}")
         self._free.append(box)
+
+    def _place(self, rank: int, other: int) -> int:
+        """Return which slot of a rank's box is for messages from, or to, another one. Local."""
+        return (other - rank) % self._gpu.size - 1
 
 
 _CHUNKS = CHUNKS.count // ROOMS.count  # of a delivery: with more, ranks far from the root wait less
