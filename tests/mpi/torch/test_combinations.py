@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -110,6 +111,7 @@ def everything(comm: Any) -> Iterator[Case]:
                 yield case.__name__, failure(case, ctx)
         if size == 4:
             yield "fsdp", fsdp()
+            yield "ddp", ddp()
             yield "subgroups", subgroups()
 
 
@@ -340,6 +342,46 @@ def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None
             optimizer.step()
     for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
         compare(name, full(got), expected, 1e-10)
+
+
+class Functions(nn.Module):
+    """Two products by functions, of this rank's parts of a whole model's weights, which are plain tensors."""
+
+    def __init__(self, whole: Mlp, ctx: pb.Context) -> None:
+        super().__init__()
+        part, self.ctx = own(whole.up.out_features, ctx), ctx
+        self.up = nn.Parameter(whole.up.weight.detach()[part].clone())
+        self.down = nn.Parameter(whole.down.weight.detach()[:, part].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(pt.allgather_matmul(x, self.up, self.ctx))
+        return pt.matmul_reduce_scatter(hidden, self.down, self.ctx)
+
+
+def ddp() -> str | None:
+    """Data parallel by DDP on one axis of a mesh, tensor-parallel functions on the other, against one process."""
+
+    def trained(ctx: pb.Context) -> None:
+        torch.manual_seed(0)
+        whole = Mlp((8, 6, 8), None, ctx, dtype=torch.float64, bias=False)
+        split = DistributedDataParallel(Functions(whole, ctx), process_group=mesh["dp"].get_group())
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+        for step in range(3):
+            x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (whole(x).square().sum() / 2).backward()
+            mine = x.chunk(2)[mesh["dp"].get_local_rank()][own(4, ctx)]
+            split(mine).square().sum().backward()  # DDP takes the mean over its ranks
+            for optimizer in optimizers:
+                optimizer.step()
+        expected = Functions(whole, ctx)
+        for name, got in split.module.named_parameters():
+            compare(name, got, expected.get_parameter(name), 1e-10)
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pb.Context(mesh["tp"], engine="host") as ctx:
+        return failure(trained, ctx)
 
 
 def subgroups() -> str | None:
