@@ -130,14 +130,14 @@ def shard_of(array: Any, rank: int, size: int) -> Shard:
             raise ArgumentError(
                 f"shard: a jax.Array with {len(shards)} shards in this process, expected one: a process per device"
             )
+        if array.is_fully_addressable:  # on one device: it is this rank's part itself
+            return Shard(shards[0].data)
         split = [axis for axis, n in enumerate(shape) if shards[0].data.shape[axis] != n]
-        if len(split) > 1 or (size > 1 and not split):
+        if len(split) != 1:
             kind = "replicated" if not split else "split along several axes"
             raise ArgumentError(
                 f"shard: a jax.Array that is {kind}, expected one that is split along one axis"
             )
-        if not split:
-            return Shard(shards[0].data)
         return Shard(shards[0].data, split[0], shards[0].index[split[0]].start or 0)
     if not hasattr(array, "placements"):
         return Shard(array)
