@@ -168,29 +168,33 @@ class ElpaProduct(SpectralProduct):
 
     def _new(self, work: MatrixDescriptor, d: MatrixDescriptor | None, array: Array, keep: Array) -> Array:
         """Return an array for A that the other ranks can read, unless it is too large. Collective."""
-        self._parts = self._shared_parts()
-        rank = self._engine.transport.rank
-        return self._parts[rank] if self._parts else super()._new(work, d, array, keep)
+        self._parts, transport = self._readable_parts(), self._engine.transport
+        a = self._parts[transport.rank] if self._parts else super()._new(work, d, array, keep)
+        if transport.size == 1:
+            self._parts = {0: a}
+        return a
 
     def _take(self, given: Array, a: Array) -> None:
         """Write both triangles to ``a``: ELPA reads both. Collective."""
         p, work, engine = self._problem, self._a, self._engine
-        move(engine, p.a, work, (given, a), LOWER)
-        if p.conjugate:
-            np.conjugate(a, out=a)
-        if engine.transport.size == 1:
-            self._mirror({0: a})
-        elif self._parts:
+        if self._parts:
+            move(engine, p.a, work, (given, a), LOWER)
+            if p.conjugate:
+                np.conjugate(a, out=a)
             engine.transport.fence()
             self._mirror(self._parts)
             engine.transport.fence()  # A is scaled, and overwritten
-        else:
-            turned = new_part(engine, work)
-            move(engine, work.T, work, (a.T, turned))
-            upper = LocalPart(
-                LOWER.T, *work.global_indices(engine.transport.rank), hermitian=a.dtype.kind == "c"
-            )
-            engine.operations.add(a, 1, turned, 0, a, upper, conjugate=True)
+            return
+        if self.moved:
+            there = new_part(engine, work)
+            move(engine, p.a, work, (given, there))
+            given = there
+        move(engine, work.T, work, (given.T, a))
+        is_complex = a.dtype.kind == "c"
+        if is_complex and not p.conjugate:
+            np.conjugate(a, out=a)
+        lower = LocalPart(LOWER, *work.global_indices(engine.transport.rank), hermitian=is_complex)
+        engine.operations.add(a, 1, given, 0, a, lower, conjugate=p.conjugate)
 
     def _mirror(self, parts: Mapping[int, Array]) -> None:
         """Write what the ranks' parts have below the diagonal to this rank's part above it. Local."""
@@ -213,16 +217,18 @@ class ElpaProduct(SpectralProduct):
                 if tile.dtype.kind == "c":
                     np.fill_diagonal(tile.imag, 0)
 
-    def _shared_parts(self) -> dict[int, Array]:
-        """Return memory for the ranks' parts of A that all of them can read; nothing if it is too much. Collective."""
+    def _readable_parts(self) -> dict[int, Array]:
+        """Return memory that is kept, for the ranks' parts of A, and that all can read; none if it is too much.
+
+        Collective.
+        """
         work, transport = self._a, self._engine.transport
-        shapes = [work.local_shape(each) for each in range(transport.size)]
+        ranks, shared = transport.size, transport.size > 1
+        shapes = [work.local_shape(each) for each in range(ranks)]
         size = max(math.prod(shape) for shape in shapes) * work.dtype.itemsize
-        if transport.why_not_shared or not 1 < transport.size == len(transport.nodes[0]) <= _SHARED // max(
-            1, size
-        ):
+        if ranks * size > _SHARED or ranks > len(transport.nodes[0]) or (shared and transport.why_not_shared):
             return {}
-        memory = transport.buffer("parts", transport.size * size, shared=True)
+        memory = transport.buffer("parts", ranks * size, shared=shared)
         return {
             each: np.ndarray(shape, work.dtype, memory[each * size :].data, order="F")
             for each, shape in enumerate(shapes)
