@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -36,11 +37,25 @@ class CuBLASLtError(Exception):
     pass
 
 
+def why_not_8_bits(
+    capability: int, types: tuple[Any, ...], ops: Sequence[int], aligned: Sequence[int]
+) -> str:
+    """What cuBLASLt's documentation says of 8-bit products, of A in F order, its operands' addresses and pitches."""
+    if capability < 89:
+        return "no GPU before 8.9 has them"
+    if types == (FLOAT8["float8_e5m2"],) * 2:
+        return "A and B are both e5m2"
+    if tuple(ops) != (1, 0):
+        return f"A must be transposed, and B not: {ops}"
+    wrong = [each for each in aligned if each % 16]
+    return f"not multiples of 16 bytes: {wrong}" if wrong else ""
+
+
 class FakeLt:
     """nvmath.bindings.cublasLt: keeps what it was asked for.
 
     Attributes:
-        capability: of the GPU: before 8.9 no algorithm multiplies in 8 bits.
+        capability: of the GPU: see ``why_not_8_bits``.
     """
 
     capability = 90
@@ -111,8 +126,16 @@ class FakeLt:
         self.searches += 1
         self.wanted = dict(self.alive[preference])
         np.frombuffer((ctypes.c_char * 8).from_address(result), np.uint64)[:] = 4711
-        eight = any(self.alive[layout][0] in _FLOAT8 for layout in layouts)
-        found = 0 if eight and self.capability < 89 else self.found
+        (a, _, _, lda, *_), (b, _, _, ldb, *_), _, (d, _, _, ldd, *_) = (self.alive[x] for x in layouts)
+        found = self.found
+        if a in _FLOAT8 or b in _FLOAT8:
+            kept, ops = self.alive[desc], ("TRANSA", "TRANSB")
+            aligned = [self.wanted.get(f"MIN_ALIGNMENT_{x}_BYTES", 256) for x in "ABD"]
+            aligned += [lda, ldb, ldd * _DTYPES[d].itemsize]
+            if why_not_8_bits(
+                self.capability, (_DTYPES[a], _DTYPES[b]), [kept.get(x, 0) for x in ops], aligned
+            ):
+                found = 0
         np.frombuffer((ctypes.c_char * 4).from_address(count), np.int32)[:] = found
 
     def matmul(self, handle: int, desc: int, alpha: int, a: int, la: int, b: int, lb: int, beta: int, c: int, lc: int,

@@ -12,6 +12,9 @@ import pytest
 
 from pblasmp.engines.gpu.kernels.compiler import loaded
 
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Bytes that a block of threads can have, by compute capability (CUDA C++ Programming Guide)."""
+
 
 class FakeNvrtc:
     """NVRTC and the driver. Kernels that other tests have loaded are forgotten.
@@ -44,7 +47,7 @@ class FakeNvrtc:
             ),
             cuModuleLoadData=lambda code: (0, self.modules.append(code) or len(self.modules)),
             cuModuleGetFunction=lambda module, name: (0, 0x100 + module),
-            cuFuncSetAttribute=lambda function, which, nbytes: (0, self.rooms.append(nbytes))[:1],
+            cuFuncSetAttribute=self._make_room,
         )  # fmt: skip
         nvrtc = SimpleNamespace(
             nvrtcVersion=lambda: (0, *self.version),
@@ -61,6 +64,11 @@ class FakeNvrtc:
         )
         patch.setitem(sys.modules, "cuda", SimpleNamespace())
         patch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=self.driver, nvrtc=nvrtc))
+
+    def _make_room(self, function: int, attribute: int, nbytes: int) -> tuple[int]:
+        """Let a kernel ask for as much shared memory as the GPU has: CUDA_ERROR_INVALID_VALUE for more."""
+        self.rooms.append(nbytes)
+        return (int(nbytes > SHARED_MEMORY[self.capability]),)
 
     def _compile(self, program: SimpleNamespace, count: int, options: list[bytes]) -> tuple[object]:
         assert count == len(options)

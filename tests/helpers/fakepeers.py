@@ -34,6 +34,8 @@ from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from tests.helpers.fakecublas import Cublas
+from tests.helpers.fakelt import why_not_8_bits
+from tests.helpers.fakenvrtc import SHARED_MEMORY
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -397,10 +399,17 @@ class FakePeer:
         )  # fmt: skip
 
     def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
+        tiles, types = kernel.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
         if (
             blocks > self.multiprocessors
         ):  # each takes one, and waits for what others send: all must be there at once
             raise Fault(f"one_kernel: {blocks} blocks on {self.multiprocessors} multiprocessors")
+        if tiles.shared_bytes > SHARED_MEMORY[self.capability]:
+            raise Fault(f"one_kernel: {tiles.shared_bytes} bytes of shared memory on {self.capability}")
+        if not tiles.mma and self.capability != 90:
+            raise Fault(f"one_kernel: Hopper's instructions on {self.capability}")
+        if tiles.mma and any(is_float8(dtype) for dtype in types):
+            raise Fault(f"one_kernel: {types} by mma.sync")
         self._calls += 1
         Call(self, kernel, job, self._calls).queue()
 
@@ -452,6 +461,14 @@ class FakePeer:
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
         assert (m, d.cols) == (d.rows, w.cols if op_w == "N" else w.rows)
         assert k == (w.rows if op_w == "N" else w.cols)
+        if is_float8(x.dtype) or is_float8(w.dtype):  # to cuBLASLt, W is A
+            pitches = [view.ld * view.dtype.itemsize for view in (w, x, d)]
+            aligned, ops = (
+                [*pitches, *(view.address for view in (w, x, d))],
+                (int(op_w == "T"), int(op_x != "N")),
+            )
+            if why_not := why_not_8_bits(self.capability, (w.dtype, x.dtype), ops, aligned):
+                raise Fault(f"multiply: {why_not}")
         c = d if c is None else c
         bias = _row(finish.bias, d.cols, finish.bias_dtype or d.dtype)
 

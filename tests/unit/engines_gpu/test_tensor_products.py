@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.lt import Fused
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import pushed
@@ -75,9 +75,10 @@ class Case:
         w = w if p.outputs_first else np.ascontiguousarray(w.T)
         c = self.c[rows, cols].astype(p.c_dtype)
         out = np.full(c.shape, 77).astype(p.out_dtype)
+        gaps = (16, 32, 16) if is_float8(p.dtype) else (3, 1, 2)
         return {
-            "x": put(rank, x, ld=x.shape[1] + 3), "w": put(rank, w, ld=w.shape[1] + 1),
-            "c": put(rank, c) if options.beta else None, "out": put(rank, out, ld=c.shape[1] + 2),
+            "x": put(rank, x, ld=x.shape[1] + gaps[0]), "w": put(rank, w, ld=w.shape[1] + gaps[1]),
+            "c": put(rank, c) if options.beta else None, "out": put(rank, out, ld=c.shape[1] + gaps[2]),
             "bias": put(rank, self.bias[:, outputs].astype(p.out_dtype)) if self.with_bias else None,
             "gathered": put(rank, np.full(self.x.shape, 77).astype(p.dtype)) if self.gathers else None,
         }  # fmt: skip
