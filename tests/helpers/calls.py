@@ -193,7 +193,7 @@ def side_by_side(
 def all_placed(
     ctx: pb.Context, rng: Any, values: dict[str, np.ndarray], grid: pb.Grid | None = None
 ) -> dict[str, Operand]:
-    """Matrices by name, each at a place of its own or of another, or all parts of one; on a grid, as PBLAS has them."""
+    """Matrices by name, most at places of their own, some where another is or parts of one; on a grid, as PBLAS has them."""
     orders, turns = "F" if grid else "CF", grid is None
     if rng.integers(4) == 3 and len({x.dtype for x in values.values()}) == 1:
         at, order = draw_place(ctx, rng, grid), pick(rng, orders)
@@ -202,7 +202,7 @@ def all_placed(
     places: list[Place] = []
     operands = {}
     for name, x in values.items():
-        places.append(pick(rng, places) if places and rng.integers(3) else draw_place(ctx, rng, grid))
+        places.append(pick(rng, places) if places and rng.integers(3) == 2 else draw_place(ctx, rng, grid))
         (operands[name],) = side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
     return operands
 

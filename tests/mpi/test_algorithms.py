@@ -15,7 +15,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
+from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -38,11 +38,10 @@ NAMES = {
 
 
 def matrix_calls(ctx, rng):
-    """Every function on distributed matrices: (name, function, arguments, keywords)."""
-    d = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid.squarest(ctx.size))
-    values = [numbers(rng, d.shape, "float64") for _ in range(3)]
-    a, b, c = (scattered(ctx, d, x) for x in values)
-    unit = scattered(ctx, d, np.tril(values[0], -1) // 4 + np.eye(12))
+    """Every function on distributed matrices, each in a layout of its own: (name, function, arguments, keywords)."""
+    values = [numbers(rng, (12, 12), "float64") for _ in range(3)]
+    values.append(np.tril(values[0], -1) // 4 + np.eye(12))
+    a, b, c, unit = (scattered(ctx, layout(rng, x.shape, ctx.size), x) for x in values)
     yield "matmul", pb.matmul, (a, b, c), {"alpha": 2, "beta": -1, "op_b": "T"}
     for name in ROUTINES:
         function = getattr(pb.blas, name)

@@ -18,7 +18,7 @@ from pblasmp.engines.host.direct import calls
 from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, misplaced_view, part, scattered, unlike
+from tests.helpers.cases import agreed_error, first, layout, misplaced_view, part, scattered, unlike
 from tests.helpers.factor_cases import (
     direct_blocks_of,
     positive,
@@ -43,7 +43,7 @@ def mixed(comm):
     rng = np.random.default_rng(6)
     with pb.Context(comm, engine="host") as ctx:
         x = rng.integers(-4, 5, (20, 20)).astype(float)
-        a, c = (ctx.scatter(v, block=4, grid=pb.Grid.squarest(comm.size)) for v in (x, np.zeros((20, 20))))
+        a, c = (scattered(ctx, layout(rng, v.shape, comm.size), v) for v in (x, np.zeros((20, 20))))
         expected = 2 * x[:10] @ x
         for count in range(3):
             alpha = np.array(2.0) if last else 2
@@ -115,8 +115,10 @@ def tiny_meetings(comm):
         transport = ctx.engine.transport
         fence, arrive = transport.fence, transport.arrive
         square = np.eye(n) * 9 + rng.integers(-4, 5, (n, n)) / 8
-        layout = {"block": 2, "grid": pb.Grid.squarest(comm.size), "order": "F"}
-        a, b, d = ctx.scatter(square, **layout), ctx.scatter(square.T, **layout), ctx.zeros((n, n), **layout)
+        layouts = [layout(rng, (n, n), comm.size) for _ in "abd"]
+        a, b, d = (
+            scattered(ctx, to, x) for to, x in zip(layouts, (square, square.T, 0 * square), strict=True)
+        )
         pb.matmul(a, b, out=d)  # makes the slabs
         transport.fence = lambda: waits.append("fence") or fence()
         transport.arrive = lambda: waits.append("arrive") or arrive()
@@ -152,9 +154,9 @@ def again(comm):
     """Programs that are kept know what changes between equal calls: values, alpha, memory, and what may be written."""
     rng = np.random.default_rng(9)
     with pb.Context(comm, engine="host") as ctx:
-        grid = pb.Grid.squarest(comm.size)
         x = rng.integers(-4, 5, (24, 24)).astype(float)
-        a, c = ctx.scatter(x, block=4, grid=grid), ctx.zeros((24, 24), block=4, grid=grid)
+        of_a, of_c = (layout(rng, x.shape, comm.size) for _ in "ac")
+        a, c = scattered(ctx, of_a, x), ctx.zeros(of_c)
         for count in range(6):
             alpha = 1 + count // 3
             a.local[...] += 1
@@ -165,8 +167,7 @@ def again(comm):
         del a, c
         yield "memory", any(each() is not None for each in held) and "a kept program keeps a matrix's memory"
         for count in range(3):  # likely at the same addresses
-            b = ctx.scatter(x + count, block=4, grid=grid)
-            c = ctx.zeros((24, 24), block=4, grid=grid)
+            b, c = scattered(ctx, of_a, x + count), ctx.zeros(of_c)
             pb.matmul(b[:9, :], b, out=c[:9, :])
             yield f"new matrix {count}", misplaced_view(c[:9, :], (x + count)[:9] @ (x + count))
         yield from _sums_again(ctx)

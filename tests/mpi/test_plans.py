@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.helpers import inside
 from tests.helpers.cases import (
     agreed_error,
     first,
+    layout,
     misplaced,
     numbers,
     product,
@@ -37,9 +39,9 @@ def runs(comm):
     rng = np.random.default_rng(41)
     with pb.Context(comm, engine="host") as ctx:
         for path in PATHS:
-            d = _square(ctx, 21, 4)
-            x, y, z = (numbers(rng, d.shape, "float64") for _ in range(3))
-            a, b, c = (scattered(ctx, d, v) for v in (x, y, z))
+            layouts = [layout(rng, (21, 21), ctx.size) for _ in "abc"]
+            x, y, z = (numbers(rng, d.shape, "float64") for d in layouts)
+            a, b, c = map(partial(scattered, ctx), layouts, (x, y, z))
             with (
                 pb.plan(pb.matmul, a, b, c, out=c, beta=2, algo=path) as adding,
                 pb.plan(pb.matmul, a, b, op_b="T", algo=path) as fresh,
@@ -52,8 +54,8 @@ def runs(comm):
                     yield f"{path}, turn {turn}", wrong or (None if fresh() is new else "another result")
                     x = x + 1  # the matrices change, the plan does not
                     a.local[...] += 1
-                others = [numbers(rng, d.shape, "float64") for _ in range(3)]
-                a2, b2, c2 = (scattered(ctx, d, v) for v in others)
+                others = [numbers(rng, d.shape, "float64") for d in layouts]
+                a2, b2, c2 = map(partial(scattered, ctx), layouts, others)
                 z = product(others[0], others[1], others[2], beta=2)
                 yield (
                     f"{path}, other matrices",
@@ -66,9 +68,9 @@ def runs(comm):
         plans, expected = [], []
         for extent in (9, 30, 17):  # they take turns in the same buffers
             for path in PATHS:
-                d = _square(ctx, extent, 4)
-                x, y = numbers(rng, d.shape, "float64"), numbers(rng, d.shape, "float64")
-                plans.append(pb.plan(pb.matmul, scattered(ctx, d, x), scattered(ctx, d, y), algo=path))
+                x, y = numbers(rng, (2, extent, extent), "float64")
+                a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
+                plans.append(pb.plan(pb.matmul, a, b, algo=path))
                 expected.append(x @ y)
         for i in rng.integers(len(plans), size=20).tolist():
             yield f"plan {i} among others", misplaced(plans[i](), expected[i])

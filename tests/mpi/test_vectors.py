@@ -248,9 +248,9 @@ def planned(comm, file):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PBLASMP_TUNING", file)
         with pb.Context(comm, engine="host") as ctx:
-            a = ctx.scatter(square, block=3)
+            a = scattered(ctx, layout(rng, square.shape, comm.size), square)
             for turn in (np.asarray, np.transpose):
-                x, y = (ctx.scatter(np.ascontiguousarray(turn(v)), block=3) for v in (left, right))
+                x, y = (scattered(ctx, layout(rng, v.shape, comm.size), v) for v in (turn(left), turn(right)))
                 for function, args, how in (
                     (pb.blas.gemv, (a, x, y), {"beta": 2}),
                     (pb.blas.symv, (a, x), {}),
