@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import result_dtype
+from ..engines.product import Product
 from ..epilogue import Epilogue, Scales
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import MatmulProblem, MatrixDescriptor
@@ -100,15 +101,31 @@ def matmul_call(
 
 def _call(a: Any, b: Any, c: Any, out: Any, how: dict[str, Any], direct: bool) -> MatrixCall:
     """Return a call of ``matmul``, of A rather than A.T. Local."""
+    turned = ""
     if isinstance(a, Handle) and a._at[4]:
-        a, how["op_a"] = _untransposed(a, how["op_a"])
+        given, (a, how["op_a"]) = a, _untransposed(a, how["op_a"])
+        turned += "a" if a is not given else ""
     if isinstance(b, Handle) and b._at[4]:
-        b, how["op_b"] = _untransposed(b, how["op_b"])
-    return _MatmulCall("matmul", "matmul", (a, b, c, out), how, direct)
+        given, (b, how["op_b"]) = b, _untransposed(b, how["op_b"])
+        turned += "b" if b is not given else ""
+    call = _MatmulCall("matmul", "matmul", (a, b, c, out), how, direct)
+    call.turned = turned
+    return call
 
 
 class _MatmulCall(MatrixCall):
-    """A call of ``matmul``."""
+    """A call of ``matmul``.
+
+    Attributes:
+        turned: those of A and B that were given as transposes.
+    """
+
+    turned = ""
+
+    def replaced(self, given: Mapping[str, Any], product: Product) -> MatrixCall:
+        """Return the call on other matrices in the layouts that were given, with the same result. Local."""
+        matrices = {x: y.T if x in self.turned and isinstance(y, Handle) else y for x, y in given.items()}
+        return super().replaced(matrices, product)
 
     def new(self) -> MatrixDescriptor:
         a, b, c, _ = self._given

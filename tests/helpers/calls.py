@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
@@ -27,7 +27,7 @@ from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
 from tests.helpers import level3
-from tests.helpers.cases import OPS, first, layout, numbers, pick, scattered
+from tests.helpers.cases import OPS, first, layout, numbers, part, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.pairs import pairs
 
@@ -138,6 +138,17 @@ class Operand:
         """From now on it has these values."""
         self.whole[self.window] = values.T if self.transposed else values
 
+    def put(self, values: np.ndarray) -> None:
+        """Give it other values. Local."""
+        self.expect(values)
+        d, ctx = self.parent.descriptor, self.parent.context
+        ctx.engine.from_host(self.parent.local, part(self.whole, d, ctx.rank))
+
+    def again(self) -> pb.DistributedMatrix:
+        """The same values in other memory, laid out alike. Collective."""
+        other = scattered(self.parent.context, self.parent.descriptor, self.whole)[self.window]
+        return other.T if self.transposed else other
+
     def changed(self, near: float = 0.0) -> str | None:
         """What is wrong unless every value, also around the window, is as ``whole`` says; NaN is NaN."""
         return _unlike(self.parent, self.whole, near=near)
@@ -193,7 +204,7 @@ def side_by_side(
 def all_placed(
     ctx: pb.Context, rng: Any, values: dict[str, np.ndarray], grid: pb.Grid | None = None
 ) -> dict[str, Operand]:
-    """Matrices by name, most at places of their own, some where another is or parts of one; on a grid, as PBLAS has them."""
+    """Matrices by name, most at places of their own, some where others are; on a grid, as PBLAS has them."""
     orders, turns = "F" if grid else "CF", grid is None
     if rng.integers(4) == 3 and len({x.dtype for x in values.values()}) == 1:
         at, order = draw_place(ctx, rng, grid), pick(rng, orders)
@@ -475,29 +486,49 @@ def called(
     name = _pblas_name(rng, routine, options, dtype) if way == "pblas" else ""
     asks = "in place" if name else pick(rng, ("new", "out", "in place"))
     of_grid = {"name": name, "grid": grid[0]} if name else {}
-    call = prepared(ctx, rng, routine, options, dtype, sizes, asks, **of_grid)
+    turns = 3 if way in ("often", "plan") else 1
+    call = prepared(ctx, rng, routine, options, dtype, sizes, asks, turns=turns, **of_grid)
     text = f"{asks}, {sizes}, {call}"
-    (wanted,), out, how = call.results, call.out, call.how
+    out, how = call.out, call.how
     if name:
         hosted = ctx.engine.name != "host" and bool(rng.integers(2))
         wrong = _by_pblas_name(name, routine, call, sizes, grid[1], referee, hosted)
         return wrong and f"{name} {text}: {wrong}"
     how |= {"algo": way} if way not in ("auto", "often", "plan", "pblas") else {}
-    times = 1 if asks == "in place" or way not in ("often", "plan") else 3
-    if way == "plan":
-        with pb.plan(call.function, *call.operands, **how) as plan:
-            results = [plan() for _ in range(times)]
-    else:
-        results = [call.function(*call.operands, **how) for _ in range(times)]
-    if out is not None:
-        out.expect(wanted)
     near = 1e-3 * (routine in ("trsm", "trsv") and ctx.engine.name != "host")  # GPUs solve by inverses
-    wrong = first(
-        _unlike(results[-1], wanted, near=near),
-        None if out is None or results[-1] is out.matrix else "the result is not out",
-        *(x.changed(near) for x in call.given.values()),
-    )
-    return wrong and f"{results[-1]}, {text}: {wrong}"
+
+    def wrong_in(turn: int, result: pb.DistributedMatrix) -> str | None:
+        if out is not None:
+            out.expect(call.results[turn])
+        wrong = first(
+            _unlike(result, call.results[turn], near=near),
+            None if out is None or result is out.matrix else "the result is not out",
+            *(x.changed(near) for x in call.given.values()),
+        )
+        return wrong and f"turn {turn}, {result}, {text}: {wrong}"
+
+    plan = pb.plan(call.function, *call.operands, **how) if way == "plan" else None
+    with plan or nullcontext():
+        results: list[pb.DistributedMatrix] = []
+        for turn, values in enumerate(call.turns):
+            for x, each in call.given.items() if turn else ():
+                each.put(values[x])
+            results.append(plan() if plan else call.function(*call.operands, **how))
+            if wrong := wrong_in(turn, results[-1]):
+                return wrong
+        same = all(x is results[0] for x in results)
+        if turns > 1 and same != (plan is not None or out is not None) and routine not in VECTOR_ROUTINES:
+            return f"a plan has other results, or plain calls the same one: {text}"
+        read = [x for x, each in call.given.items() if each is not out]
+        if plan and read:  # another matrix for one of them, which comes to nothing meanwhile
+            x = pick(rng, read)
+            for other, each in call.given.items():
+                each.put(values[other])
+            matrix = call.given[x].again()
+            call.given[x].put(np.full_like(values[x], np.nan))
+            wrong = wrong_in(turn, plan(**{x: matrix}))
+            return wrong and f"another {x}: {wrong}"
+    return None
 
 
 def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any) -> bool:
