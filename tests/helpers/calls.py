@@ -519,15 +519,15 @@ def called(
         same = all(x is results[0] for x in results)
         if turns > 1 and same != (plan is not None or out is not None) and routine not in VECTOR_ROUTINES:
             return f"a plan has other results, or plain calls the same one: {text}"
-        read = [x for x, each in call.given.items() if each is not out]
-        if plan and read:  # another matrix for one of them, which comes to nothing meanwhile
-            x = pick(rng, read)
-            for other, each in call.given.items():
-                each.put(values[other])
-            matrix = call.given[x].again()
-            call.given[x].put(np.full_like(values[x], np.nan))
-            wrong = wrong_in(turn, plan(**{x: matrix}))
-            return wrong and f"another {x}: {wrong}"
+        # Another matrix for each, whose planned one comes to nothing meanwhile; then the planned ones again.
+        for x in (*(x for x, each in call.given.items() if each is not out), None) if plan else ():
+            for name, each in call.given.items():
+                each.put(values[name])
+            other = {x: call.given[x].again()} if x else {}
+            if x:
+                call.given[x].put(np.full_like(values[x], np.nan))
+            if wrong := wrong_in(turn, plan(**other)):
+                return f"another {x}: {wrong}"
     return None
 
 
