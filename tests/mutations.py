@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutations: does a test fail if one expression of the package is wrong? What survives shows where tests are weak.
 
-``python -m tests.mutations map`` runs each test file by itself and notes which lines of pblasmp/ it executes, on all
-of its ranks (Python 3.12 or newer, about 10 minutes). ``python -m tests.mutations run`` then makes mutations, the same
-ones for the same code, spread over the package, and runs the test files that execute each, until one fails. It writes
-``tests/mutations.txt``: the commit, the day, and each mutation with the test that killed it.
+``python -m tests.mutations map`` notes which lines of pblasmp/ each test executes, on all of its ranks (Python 3.12 or
+newer). ``python -m tests.mutations run`` then makes mutations, the same ones for the same code, spread over the
+package, and runs the tests that execute each, the shortest first, until one fails. ``tests/mutations.txt`` has what
+came of it; say why below a survivor. Both go on where they were ended. ``run --gone TESTS`` is for tests that are to
+go: it shows what they kill and others do not.
 
-To show that tests may go: ``run --tests FILES -o before.json`` finds what these kill, and
-``run --again before.json --without FILES`` whether others kill it, too.
-
-Tools such as mutmut and cosmic-ray follow one process; most of these tests start ranks, so that they would take most of
-the package for code that no test reaches.
+mutmut and cosmic-ray follow one process: what only ranks execute, which most tests start, has no test for them.
 """
 
 from __future__ import annotations
@@ -26,52 +23,100 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
-MAP = ROOT / ".mutations"
-"""Of each test file the lines that it executes, and how long it takes."""
-RESULT = ROOT / "tests" / "mutations.txt"
+MAP, RESULT = ROOT / ".mutations", ROOT / "tests/mutations.txt"
 
-# Runs in every Python: its first execution of a line in a function of the package is noted.
-_SITE = """
+# Runs in every Python: in each test, the first execution of a line of the package's functions is noted.
+_SITE = f"""
 import os, sys
-if "PBLASMP_LINES" in os.environ and sys.monitoring.get_tool(4) is None:
-    root, to = os.environ["PBLASMP_LINES_ROOT"], os.environ["PBLASMP_LINES"]
-    def line(code, number, os=os, root=root, to=to, disable=sys.monitoring.DISABLE):
-        if code.co_flags & 1 and code.co_filename.startswith(root):  # in a function
-            fd = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            os.write(fd, f"{code.co_filename[len(root):]}:{number}\\n".encode())
+if "PBLASMP_MAP" in os.environ and sys.monitoring.get_tool(4) is None:
+    def line(code, number, os=os, disable=sys.monitoring.DISABLE):
+        if code.co_flags & 1 and code.co_filename.startswith("{ROOT}/pblasmp/") and "PBLASMP_MAPPED" in os.environ:
+            fd = os.open(os.environ["PBLASMP_MAP"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            name = code.co_filename[len("{ROOT}/"):]
+            os.write(fd, f"{{os.environ['PBLASMP_MAPPED']}} {{name}}:{{number}}\\n".encode())
             os.close(fd)
         return disable
+    def next_test(event, arguments):
+        if event == "os.putenv" and arguments[0] == b"PBLASMP_MAPPED":
+            sys.monitoring.restart_events()
+    sys.addaudithook(next_test)
     sys.monitoring.use_tool_id(4, "lines")
     sys.monitoring.register_callback(4, sys.monitoring.events.LINE, line)
     sys.monitoring.set_events(4, sys.monitoring.events.LINE)
 """
+_seconds: Counter[str] = Counter()
 
 
-@dataclass
-class Mutation:
-    """One expression, replaced; and what came of it."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell the processes of a test, also ranks that are kept, which one it is."""
+    os.environ["PBLASMP_MAPPED"] = item.nodeid.partition("[")[0]
 
-    path: str
-    line: int
-    start: int
-    end: int
-    text: str
-    outcome: str = ""
 
-    def apply(self, source: str) -> str:
-        """Return the source with it."""
-        return source[: self.start] + self.text + source[self.end :]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up how long each test takes."""
+    _seconds[report.nodeid.partition("[")[0]] += report.duration
 
-    def shown(self, source: str) -> str:
-        """Return a line that says what is changed."""
-        return f"{self.path}:{self.line}: {source[self.start : self.end]} -> {self.text}"
+
+def pytest_sessionfinish() -> None:
+    """Leave that where the lines are."""
+    Path(os.environ["PBLASMP_MAP"]).with_suffix(".json").write_text(json.dumps(_seconds))
+
+
+def run_tests(root: Path, *arguments: str, limit: float, **environ: str) -> tuple[int, str]:
+    """Run tests in a checkout; return the status, -1 without an end in time, and what was printed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+    environ = {**os.environ, "PYTHONPATH": f"{MAP}:{root}", **environ}
+    with tempfile.TemporaryFile() as out:
+        with subprocess.Popen(
+            command, cwd=root, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        ) as process:
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                status = -1
+        out.seek(0)
+        return status, out.read().decode(errors="replace")
+
+
+def make_map() -> None:
+    """Note what each test executes, of all that need no GPU and no PyTorch."""
+    MAP.mkdir(exist_ok=True)
+    (MAP / "sitecustomize.py").write_text(_SITE)
+    for path in sorted(ROOT.glob("tests/*/**/test_*.py")):
+        name = str(path.relative_to(ROOT))
+        lines = MAP / (name.replace("/", "+") + ".lines")
+        if (
+            not name.startswith(("tests/gpu/", "tests/mpi/torch/"))
+            and not lines.with_suffix(".json").exists()
+        ):
+            lines.write_text("")
+            status, _ = run_tests(ROOT, "-p", "tests.mutations", name, limit=900, PBLASMP_MAP=str(lines))
+            found = set(lines.read_text().splitlines())
+            lines.write_text("\n".join(sorted(found)))
+            print(f"{name}: {len(found)} lines, status {status}", flush=True)
+
+
+def executed(gone: tuple[str, ...]) -> dict[str, list[tuple[float, str]]]:
+    """Of each line, as "path:number", the tests that execute it, the shortest first, with their seconds."""
+    seconds: dict[str, float] = {}
+    for path in MAP.glob("*.json"):
+        seconds |= json.loads(path.read_text())
+    found: dict[str, list[tuple[float, str]]] = {}
+    for path in MAP.glob("*.lines"):
+        for test, line in map(str.split, path.read_text().splitlines()):
+            found.setdefault(line, []).append((seconds.get(test, 0.0), test))
+    return {line: sorted(tests) for line, tests in found.items() if any(x.startswith(gone) for _, x in tests)}
 
 
 _OTHER = {
@@ -81,192 +126,120 @@ _OTHER = {
 }  # fmt: skip
 
 
-def _replacements(node: ast.AST) -> Iterator[str]:
-    """What an expression may be replaced by."""
+def replacement(node: ast.AST) -> str | None:
+    """What an expression is replaced by, if it is."""
     text = ast.unparse
     match node:
         case ast.Compare(left, [op], [right]):
-            yield f"({text(left)} {_OTHER[type(op)]} {text(right)})"
+            return f"({text(left)} {_OTHER[type(op)]} {text(right)})"
         case ast.BinOp(left, op, right) if type(op) in _OTHER and not isinstance(right, ast.JoinedStr):
-            yield f"(({text(left)}) {_OTHER[type(op)]} ({text(right)}))"
+            return f"(({text(left)}) {_OTHER[type(op)]} ({text(right)}))"
         case ast.BoolOp(op, values):
-            yield "(" + f" {_OTHER[type(op)]} ".join(f"({text(each)})" for each in values) + ")"
+            return "(" + f" {_OTHER[type(op)]} ".join(f"({text(each)})" for each in values) + ")"
         case ast.UnaryOp(ast.Not(), operand):
-            yield f"({text(operand)})"
+            return f"({text(operand)})"
         case ast.IfExp(test, body, orelse):
-            yield f"(({text(orelse)}) if ({text(test)}) else ({text(body)}))"
+            return f"(({text(orelse)}) if ({text(test)}) else ({text(body)}))"
         case ast.Constant(bool() as value):
-            yield str(not value)
+            return str(not value)
         case ast.Constant(int() as value):
-            yield str(value + 1)
+            return str(value + 1)
+    return None
 
 
-def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
+def expressions(node: ast.AST, inside: bool = False) -> Iterator[ast.expr]:
     """Expressions in functions; no annotations, no messages of errors."""
-
-    def visit(node: ast.AST, inside: bool) -> Iterator[ast.expr]:
-        if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
-            return
-        function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        if isinstance(node, ast.expr) and inside:
-            yield node
-        for name, field in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "args", "type_params") and not (
-                isinstance(node, ast.Call) and name == "args"
-            ):
-                continue
-            for child in field if isinstance(field, list) else [field]:
-                if isinstance(child, ast.AST):
-                    yield from visit(child, inside or function)
-
-    return visit(tree, False)
+    if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert, ast.arguments)):
+        return
+    if isinstance(node, ast.expr) and inside:
+        yield node
+    function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    value = [node.value] if isinstance(node, ast.AnnAssign) and node.value else ast.iter_child_nodes(node)
+    for child in node.body if function else value:  # type: ignore[attr-defined]
+        yield from expressions(child, inside or function or isinstance(node, ast.Lambda))
 
 
-def mutations_of(path: str, source: str) -> list[Mutation]:
-    """All mutations of a file of the package. Local."""
-    starts = [0]
-    for each in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(each))
-    lines = source.splitlines()
+class Mutation(NamedTuple):
+    """Some bytes of a file, replaced."""
 
-    def offset(line: int, column: int) -> int:  # columns count bytes
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+    path: str
+    line: int
+    start: int
+    end: int
+    text: str
+    said: str
 
-    found = []
-    for node in _expressions(ast.parse(source)):
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
-        found += [Mutation(path, node.lineno, start, end, text) for text in _replacements(node)]
-    return found
+    def __str__(self) -> str:
+        return self.said
 
 
-def _tests() -> list[str]:
-    """The test files that need no GPU and no PyTorch."""
-    files = ROOT.glob("tests/*/**/test_*.py")
-    names = sorted(str(path.relative_to(ROOT)) for path in files)
-    return [name for name in names if not name.startswith(("tests/gpu/", "tests/mpi/torch/"))]
+def mutations_of(path: str) -> Iterator[Mutation]:
+    """All mutations of a file of the package."""
+    source = (ROOT / path).read_bytes()
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    for node in expressions(ast.parse(source)):
+        if (text := replacement(node)) is not None:
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            at = slice(
+                starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+            )
+            said = re.sub(r"\s+", " ", f"{path}:{node.lineno}: {source[at].decode()} -> {text}")[:160]
+            yield Mutation(path, node.lineno, at.start, at.stop, text, said)
 
 
-def _pytest(root: Path, tests: list[str], limit: float, **environ: str) -> tuple[int, str]:
-    """Run tests until one fails, in a checkout; return the status, and what was printed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environ = {**os.environ, "PYTHONPATH": str(root), **environ}
-    with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(
-            command, cwd=root, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            status = -1
-        out.seek(0)
-        return status, out.read().decode(errors="replace")
+def killer(mutation: Mutation, tests: list[tuple[float, str]], limit: float, checkout: Path) -> str:
+    """Return the test that fails with a mutation, among those of so many seconds; "" if none does."""
+    spent = accumulate(seconds for seconds, _ in tests)
+    taken = [
+        test for (_, test), until in zip(tests, spent, strict=True) if until < limit or test == tests[0][1]
+    ]
+    path = checkout / mutation.path
+    source = path.read_bytes()
+    path.write_bytes(source[: mutation.start] + mutation.text.encode() + source[mutation.end :])
+    status, out = run_tests(checkout, "-x", *taken, limit=60 + 10 * limit) if taken else (0, "")
+    path.write_bytes(source)
+    names = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)", out, re.MULTILINE)
+    return (
+        "" if status == 0 else names[0] if names else "no end in time" if status == -1 else f"status {status}"
+    )
 
 
-def make_map(processes: int) -> None:
-    """Note what each test file executes. Local."""
-    assert sys.version_info >= (3, 12), "sys.monitoring is newer than this Python"
-    shutil.rmtree(MAP, ignore_errors=True)
-    MAP.mkdir()
-    (MAP / "sitecustomize.py").write_text(_SITE)
-
-    def one(test: str) -> tuple[str, float]:
-        lines, start = MAP / (test.replace("/", "+") + ".lines"), time.monotonic()
-        environ = {"PBLASMP_LINES": str(lines), "PBLASMP_LINES_ROOT": f"{ROOT}/"}
-        environ["PYTHONPATH"] = f"{MAP}:{ROOT}"
-        status, _ = _pytest(ROOT, [test], 900, **environ)
-        found = sorted(set(lines.read_text().splitlines())) if lines.exists() else []
-        lines.write_text("\n".join(line for line in found if line.startswith("pblasmp/")))
-        print(f"{test}: {len(found)} lines, status {status}", flush=True)
-        return test, round(time.monotonic() - start, 1)
-
-    with ThreadPoolExecutor(processes) as pool:
-        (MAP / "seconds.json").write_text(json.dumps(dict(pool.map(one, _tests())), indent=0))
-
-
-def executed(allowed: Collection[str], limit: float) -> dict[str, list[str]]:
-    """Of each line, as "path:number", those test files that execute it, the shortest first, of some seconds. Local."""
-    known: dict[str, float] = json.loads((MAP / "seconds.json").read_text())
-    seconds = {name: known[name] for name in known if name in allowed}
-    found: dict[str, list[str]] = {}
-    left: dict[str, float] = {}
-    for test in sorted(seconds, key=lambda name: seconds[name]):
-        for line in (MAP / (test.replace("/", "+") + ".lines")).read_text().splitlines():
-            left[line] = left.get(line, limit) - seconds[test]
-            if left[line] > 0 or line not in found:
-                found.setdefault(line, []).append(test)
-    return found
-
-
-def chosen(count: int, seed: int, tests: dict[str, list[str]], parts: list[str]) -> list[Mutation]:
-    """Mutations of lines that tests execute, spread evenly over the lines of the package. Local."""
-    everything: list[Mutation] = []
-    for path in sorted(ROOT.glob("pblasmp/**/*.py")):
-        name = str(path.relative_to(ROOT))
-        if name.startswith(tuple(parts)):
-            found = mutations_of(name, path.read_text())
-            everything += [each for each in found if f"{each.path}:{each.line}" in tests]
-    rng = random.Random(seed)
-    step = len(everything) / min(count, len(everything))
-    found = [everything[int((i + rng.random()) * step)] for i in range(min(count, len(everything)))]
-    rng.shuffle(found)  # so that those of a run that is ended early are spread, too
-    return found
-
-
-def run(mutations: list[Mutation], tests: dict[str, list[str]], processes: int) -> None:
-    """Set the outcome of each: which test killed it. Local."""
+def run(mutations: list[Mutation], limit: float, gone: tuple[str, ...]) -> dict[str, str]:
+    """Return, by mutation, what killed it or ""; of what has to go only kills are told that others do not make."""
+    tests, outcomes = executed(gone), MAP / ("outcomes" if gone == ("",) else "gone")
+    known: dict[str, str] = json.loads(outcomes.read_text()) if outcomes.exists() else {}
     with tempfile.TemporaryDirectory(prefix="pblasmp-mutations-") as folder:
-        checkouts = [Path(folder, str(number)) for number in range(processes)]
-        for checkout in checkouts:
-            ignored = shutil.ignore_patterns(".git", ".venv", ".mutations", "__pycache__", "_build")
-            shutil.copytree(ROOT, checkout, ignore=ignored)
-        free, tick = list(checkouts), iter(range(1, 1 << 30))
-        now = int(time.time())
-
-        def one(each: Mutation) -> None:
-            files = tests.get(f"{each.path}:{each.line}", [])
-            if not files:
-                each.outcome = "not executed"
-                return
-            checkout = free.pop()
-            path = checkout / each.path
-            source = path.read_text()
-            try:
-                path.write_text(each.apply(source))
-                os.utime(path, (now + next(tick),) * 2)  # what Python compiled goes by whole seconds
-                status, out = _pytest(checkout, files, 1500)
-                names = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)", out, re.MULTILINE)
-                by = names[0] if names else "no end in time" if status == -1 else f"status {status}"
-                each.outcome = "" if status == 0 else by
-            finally:
-                path.write_text(source)
-                os.utime(path, (now + next(tick),) * 2)
-                free.append(checkout)
-            print(f"{each.shown(source)}: {each.outcome or 'SURVIVED'}", flush=True)
-
-        with ThreadPoolExecutor(processes) as pool:
-            list(pool.map(one, mutations))
+        ignored = shutil.ignore_patterns(".git", ".venv", ".mutations", "__pycache__", "_build")
+        checkout = shutil.copytree(ROOT, Path(folder, "checkout"), ignore=ignored)
+        for each in mutations:
+            if str(each) not in known:
+                of_line = tests[f"{each.path}:{each.line}"]
+                going = [test for test in of_line if test[1].startswith(gone)]
+                by = killer(each, going, limit, checkout)
+                if by and going != of_line:
+                    others = killer(each, [test for test in of_line if test not in going], limit, checkout)
+                    by = others or f"LOST with {by}"
+                known[str(each)] = by
+                outcomes.write_text(json.dumps(known, indent=0))
+            print(f"{each}: {known[str(each)] or 'SURVIVED'}", flush=True)
+    return {str(each): known[str(each)] for each in mutations}
 
 
-def _report(mutations: list[Mutation], seconds: float) -> str:
-    """What came of it, as text."""
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
-    dead = [each for each in mutations if each.outcome]
-    head = f"commit {commit.strip()}, {dt.datetime.now(dt.timezone.utc):%F}, {seconds:.0f} s: "
-    lines = [f"{head}{len(dead)} of {len(mutations)} mutations killed"]
-    for title, some in (("survived", [x for x in mutations if not x.outcome]), ("killed", dead)):
-        lines += ["", f"{title}:"]
-        for each in some:
-            shown = re.sub(r"\s+", " ", each.shown((ROOT / each.path).read_text()))
-            lines.append(f"  {shown[:160]}" + (f"\n      by {each.outcome}" if each.outcome else ""))
-    return "\n".join(lines) + "\n"
+def report(found: dict[str, str]) -> str:
+    """Return what came of it, as text; below each survivor what the last report says of it."""
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    said = re.findall(r"^  (pblasmp/.*)\n((?: {6}.*\n)+)", RESULT.read_text(), re.MULTILINE)
+    dead = sum(map(bool, found.values()))
+    text = (
+        f"commit {commit}, {dt.datetime.now(dt.timezone.utc):%F}: {dead} of {len(found)} mutations killed\n"
+    )
+    for title in ("survived", "killed"):
+        text += f"\n{title}:\n"
+        for each, by in found.items():
+            if bool(by) == (title == "killed"):
+                text += f"  {each}\n" + (f"      by {by}\n" if by else dict(said).get(each, ""))
+    return text
 
 
 def main() -> None:
@@ -277,31 +250,21 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["pblasmp/"], help="files or folders to change")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--seconds", type=float, default=120, help="of tests for each mutation, on an idle machine"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--tests", nargs="+", help="only these test files; and mutations that they execute")
-    parser.add_argument("--without", nargs="+", default=[], help="without these test files")
-    parser.add_argument("--again", type=Path, help="the mutations of a result of -o that were killed")
-    parser.add_argument("-o", "--output", type=Path, default=RESULT, help="text, or JSON if it ends so")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutation")
+    parser.add_argument("--gone", nargs="+", default=[""], help="tests that are to go: FILE or FILE::NAME")
     given = parser.parse_args()
     if given.what == "map":
-        make_map(given.processes)
+        make_map()
         return
-    start, allowed = time.monotonic(), set(given.tests or _tests()) - set(given.without)
-    tests = executed(allowed, given.seconds)
-    if given.again:
-        mutations = [Mutation(**each) for each in json.loads(given.again.read_text()) if each["outcome"]]
-    else:
-        mutations = chosen(given.count, given.seed, tests, given.parts)
-    run(mutations, tests, given.processes)
-    if given.output.suffix == ".json":
-        given.output.write_text(json.dumps([asdict(each) for each in mutations], indent=1))
-    text = _report(mutations, time.monotonic() - start)
-    print(text)
-    if given.output == RESULT:
-        RESULT.write_text(text)
+    lines, gone = executed(tuple(given.gone)), tuple(given.gone)
+    paths = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("pblasmp/**/*.py"))
+    every = [x for path in paths if path.startswith(tuple(given.parts)) for x in mutations_of(path)]
+    every = [each for each in every if f"{each.path}:{each.line}" in lines]
+    rng, count = random.Random(given.seed), min(given.count, len(every))
+    spread = [every[int((i + rng.random()) * len(every) / count)] for i in range(count)]  # evenly
+    found = run(spread, given.seconds, gone)
+    if gone == ("",):
+        RESULT.write_text(report(found))
 
 
 if __name__ == "__main__":
