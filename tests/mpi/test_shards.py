@@ -133,7 +133,10 @@ def jax_arrays(comm, port):
                 x = ctx.from_dlpack_shards(a)
                 yield f"{spec}", None if np.array_equal(x.allgather(), whole) else f"{x.local}"
                 own = ctx.from_dlpack_shards(a.addressable_shards[0].data, axis)
-                yield f"{spec} of one device", None if np.array_equal(own.allgather(), whole) else f"{own.local}"
+                yield (
+                    f"{spec} of one device",
+                    None if np.array_equal(own.allgather(), whole) else f"{own.local}",
+                )
                 narrow = a.astype("bfloat16")  # which NumPy does not read by DLPack
                 for each, of in ((x, a), (ctx.from_dlpack_shards(narrow), narrow)):
                     at = of.addressable_shards[0].data.unsafe_buffer_pointer()
