@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
+import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation, Status
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.gpu.types import DATA_TYPES
@@ -288,6 +289,18 @@ def machine(
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
         yield lib
+
+
+@contextmanager
+def context(
+    path: str, kind: type[Witness] = Witness, *, comm: Any = None, **how: Any
+) -> Iterator[tuple[pb.Context, Any]]:
+    """A context on such a machine, and the machine: clean at the end."""
+    with machine(path, kind, comm=comm, **how) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            yield ctx, lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
 
 
 @functools.cache

@@ -41,7 +41,7 @@ from tests.helpers.gpu.algorithms import (
 from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.inside import votes
-from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.machine import Multiplying, Witness, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tensor_cases import Case
@@ -231,7 +231,7 @@ def other_tokens(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(83)
     for algos, queues in ((("push", "nccl"), False), (("auto",), True)):  # those with windows only queue here
         how = {"lt": FakeLt()} if queues else {}
-        with machine(path, Multiplying, comm=comm, **how) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+        with context(path, Multiplying, comm=comm, **how) as (ctx, lib):
             for (i, form), algo in itertools.product(enumerate(PARALLEL), algos):
                 for turn, some in enumerate((8, 6, 3, 9, 7, 7)):
                     tokens = (some + 20 * i**2) * comm.size  # more than the form before

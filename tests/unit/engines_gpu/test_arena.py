@@ -19,7 +19,7 @@ from pblasmp.engines.gpu.runtime.graphs import Recordings
 from pblasmp.runtime import plans
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.inside import product
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 D = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1))
@@ -143,8 +143,7 @@ def test_scales_in_every_form(ctx, form, kind):
 
 def budgets(comm: Any, path: str) -> Any:
     with (
-        machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
-        pb.Context(comm, engine="cublasmp") as ctx,
+        context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, lib),
     ):
         lib.gpu.free = 1000 if comm.rank == 0 else 2000
         found = ctx.engine.transport.fits(801)

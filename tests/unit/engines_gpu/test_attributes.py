@@ -14,7 +14,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAlgoType, MatmulAttribute, MatmulEpilogue
 from tests.helpers.cases import agreed_error
-from tests.helpers.machine import Witness, machine
+from tests.helpers.machine import Witness, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -55,7 +55,7 @@ def test_an_allreduce_is_an_epilogue(ctx, lib):
 
 @pytest.mark.parametrize("version", [700, 800, 1000])
 def test_partial_sums_travel_in_the_type_of_d(alone, stand_in, version):
-    with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(version)) as (ctx, lib):
         for scheme, dtype in itertools.product(("gemm", AG, RS, AR), TYPES):
             expected = {}
             if scheme in (RS, AR) and dtype in SIXTEEN and version >= 800:
@@ -93,7 +93,7 @@ def test_multiprocessors_that_communicate(ctx, lib):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_algorithms_by_name_and_version(alone, stand_in, version):
-    with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(version)) as (ctx, lib):
         for (name, (number, since)), scheme in itertools.product(ALGORITHMS.items(), ("gemm", AG, RS)):
             if version < since:
                 message = rf"algo '{name}': it needs cuBLASMp {VERSIONS[since]}, found {VERSIONS[version]}"
@@ -115,7 +115,7 @@ def test_auto_never_takes_multicast(alone, stand_in, version):
     harmless = {MatmulAlgoType.DEFAULT, MatmulAlgoType.SPLIT_P2P}
     if version >= 700:
         harmless.add(MatmulAlgoType.NO_OVERLAP)
-    with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(version)) as (ctx, lib):
         for scheme, dtype, extent in itertools.product(("gemm", *MAKERS), ("float16", "float64"), (4, 2048)):
             p = problem(scheme, dtype, extent)
             with pb.plan(
@@ -127,7 +127,7 @@ def test_auto_never_takes_multicast(alone, stand_in, version):
 
 def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in, monkeypatch):
     monkeypatch.setenv("CUBLASMP_DISABLE_MULTICAST", "1")
-    with machine(stand_in(1000)) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000)) as (ctx, lib):
         for name in ("split_multicast", "atomic_multicast", "fused"):
             with pytest.raises(pb.UnsupportedError, match="which CUBLASMP_DISABLE_MULTICAST switches off"):
                 attributes(ctx, lib, AG, algo=name)
@@ -138,15 +138,13 @@ def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in,
 def different_environments(comm, path):
     """What one rank's environment says counts on all: they must choose the same algorithm."""
     setting = {"CUBLASMP_DISABLE_MULTICAST": str(int(comm.rank == 1))}
-    with patch.dict(os.environ, setting), machine(path, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            os.environ["CUBLASMP_DISABLE_MULTICAST"] = "0"  # later changes do not count
-            p = MAKERS[AG](8, 8, 8, comm.size)
-            a, b = ctx.zeros(p.a), ctx.zeros(p.b)
-            words = ["which CUBLASMP_DISABLE_MULTICAST switches off"]
-            call = partial(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo="split_multicast")
-            yield "refused on all ranks", agreed_error(ctx, pb.UnsupportedError, words, call)
-        lib.assert_clean()
+    with patch.dict(os.environ, setting), context(path, comm=comm) as (ctx, _):
+        os.environ["CUBLASMP_DISABLE_MULTICAST"] = "0"  # later changes do not count
+        p = MAKERS[AG](8, 8, 8, comm.size)
+        a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+        words = ["which CUBLASMP_DISABLE_MULTICAST switches off"]
+        call = partial(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo="split_multicast")
+        yield "refused on all ranks", agreed_error(ctx, pb.UnsupportedError, words, call)
 
 
 @starts_ranks

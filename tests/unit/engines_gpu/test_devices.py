@@ -15,7 +15,7 @@ from pblasmp.comm import wrap
 from pblasmp.engines.gpu.runtime import device
 from pblasmp.engines.gpu.runtime.device import find_device
 from tests.helpers.fakegpu import NcclError
-from tests.helpers.machine import Witness, machine
+from tests.helpers.machine import Witness, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 
@@ -199,7 +199,7 @@ def patience(comm: Any, path: str) -> Any:
     cores = sorted(os.sched_getaffinity(0))
     for name, mine in {"one core for all": cores[:1], "all cores": cores}.items():
         os.sched_setaffinity(0, mine)
-        with machine(path, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+        with context(path, comm=comm) as (ctx, lib):
             patient = ctx.comm.patient, ctx.control.patient
         yield name, None if patient == (len(mine) < comm.size,) * 2 else f"{patient} on {mine}"
         lib.gpu.assert_clean()
@@ -254,7 +254,5 @@ def test_a_context_on_the_host_looks_for_nothing(lib):
 
 
 def test_one_rank_takes_the_callers_gpu(alone, stand_in):
-    with machine(stand_in(1000), devices=["0000:01:00.0", "0000:02:00.0"], current=1) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            assert ctx.engine.device.bus == "0000:02:00.0"
-        lib.gpu.assert_clean()
+    with context(stand_in(1000), devices=["0000:01:00.0", "0000:02:00.0"], current=1) as (ctx, _):
+        assert ctx.engine.device.bus == "0000:02:00.0"

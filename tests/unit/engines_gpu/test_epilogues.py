@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
 from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
-from tests.helpers.machine import Witness, machine
+from tests.helpers.machine import Witness, context
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn, only_long
@@ -33,33 +33,30 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
 def follow_all(comm: Any, path: str) -> Any:
     """Types take turns on 1, 2 and 4 ranks."""
     rng = np.random.default_rng(81)
-    with machine(path, Following, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for scheme, kind, order, dtype in in_turn(
-                ("gemm", *MAKERS),
-                KINDS,
-                "CF",
-                ("float64", "float32", "bfloat16"),
-                keep=7 if ctx.size < 4 else 15,
-                first=ctx.size,
-            ):
-                ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
-                p = problem(scheme, ctx.size, order, dtype, ops)
-                reports: list[Any] = []
-                algo = "default" if scheme == "gemm" else "auto"  # which may take another algorithm
-                wrong = epilogues.followed(ctx, rng, p, kind, reports=reports, algo=algo)
-                fused = scheme in (AG, RS) or (scheme == "gemm" and ctx.size == 1)
-                lacking = "gelu" in kind or (scheme == RS and kind.endswith("bias_grad"))
-                fused = fused and not (dtype == "float64" and lacking)
-                if "bias_grad_" in kind:  # cuBLASLt sums a column-major A that is not transposed, a B that is
-                    sums_a, form = (kind == "bias_grad_a") != (order == "C"), p.column_major()
-                    fused = fused and (form.op_a == "N" if sums_a else form.op_b != "N")
-                told = any("is computed after the product" in note for note in reports[0].notes)
-                if not wrong and told == fused:
-                    wrong = f"{reports[0]}"
-                yield f"{scheme}: {kind} {order} {dtype} {ops}", wrong
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Following, comm=comm) as (ctx, _):
+        for scheme, kind, order, dtype in in_turn(
+            ("gemm", *MAKERS),
+            KINDS,
+            "CF",
+            ("float64", "float32", "bfloat16"),
+            keep=7 if ctx.size < 4 else 15,
+            first=ctx.size,
+        ):
+            ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
+            p = problem(scheme, ctx.size, order, dtype, ops)
+            reports: list[Any] = []
+            algo = "default" if scheme == "gemm" else "auto"  # which may take another algorithm
+            wrong = epilogues.followed(ctx, rng, p, kind, reports=reports, algo=algo)
+            fused = scheme in (AG, RS) or (scheme == "gemm" and ctx.size == 1)
+            lacking = "gelu" in kind or (scheme == RS and kind.endswith("bias_grad"))
+            fused = fused and not (dtype == "float64" and lacking)
+            if "bias_grad_" in kind:  # cuBLASLt sums a column-major A that is not transposed, a B that is
+                sums_a, form = (kind == "bias_grad_a") != (order == "C"), p.column_major()
+                fused = fused and (form.op_a == "N" if sums_a else form.op_b != "N")
+            told = any("is computed after the product" in note for note in reports[0].notes)
+            if not wrong and told == fused:
+                wrong = f"{reports[0]}"
+            yield f"{scheme}: {kind} {order} {dtype} {ops}", wrong
 
 
 @starts_ranks
@@ -138,7 +135,7 @@ VERSIONS = {500: "0.5.0", 700: "0.7.0", 800: "0.8.0", 801: "0.8.1", 1000: "0.10.
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_each_version_computes_with_the_product(alone, stand_in, version):
     rng, turn = np.random.default_rng(82), list(VERSIONS).index(version)
-    with machine(stand_in(version), Following) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(version), Following) as (ctx, lib):
         for scheme, kind in in_turn(("gemm", AG, RS), KINDS, keep=3, first=turn):
             p = problem(scheme, 1, "C", "float32", "TN" if "bias_grad_" in kind else "NT")
             since = 801 if "drelu" in kind else 700

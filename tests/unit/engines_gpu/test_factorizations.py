@@ -39,7 +39,7 @@ from tests.helpers.factor_cases import (
     without_full_rank,
 )
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
@@ -177,43 +177,38 @@ def test_a_solve_by_inverses_is_as_accurate_as_lapack(
 def where_they_are(comm: Any, path: str) -> Any:
     """Matrices whose columns the ranks have whole: no element moves, whatever part of a block a panel is."""
     rng = np.random.default_rng(17)
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
-                pairs = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
+            pairs = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
 
-                def layout(_: Any, shape: Any, size: int, block: int = block, **how: Any) -> Any:
-                    dtype = how.get("dtype", "float64")
-                    return pb.MatrixDescriptor(
-                        shape, (block, block), pb.Grid(1, size), dtype=dtype, order="F"
-                    )
+            def layout(_: Any, shape: Any, size: int, block: int = block, **how: Any) -> Any:
+                dtype = how.get("dtype", "float64")
+                return pb.MatrixDescriptor(shape, (block, block), pb.Grid(1, size), dtype=dtype, order="F")
 
-                with (
-                    mock.patch.object(factor_cases, "layout", layout),
-                    mock.patch.object(panel_shape, "ROUNDS", 0),
-                    panels_of(ctx, width),
-                ):
-                    for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
-                        yield case(ctx, rng, dtype)
-                    n = min(27, 5 * block + 1)
-                    moves = moved(ctx, layout(None, (n, n), ctx.size))
-                    yield f"blocks of {block}", f"{moves} moves" if moves else None
-            with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
-                moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
-                yield "too few blocks", None if moves else "nothing moves"
-            with panels_of(ctx, 8):
-                d = pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(1, ctx.size), order="F")
-                lower, b = pb.linalg.cholesky(ctx.eye(d)), ctx.zeros(d[:, :1])
-                lib.gpu.events.clear()
-                pb.linalg.cho_solve((lower, True), b)
-                # a panel's rows travel once in each sweep, to the panel's rank, and from it to all
-                counts = [len(lib.gpu.did(name)) for name in ("reduce", "broadcast", "all_reduce")]
-                yield "messages", None if counts == [5, 5, 0] else f"{counts}"
-                for leaf in (1, 2):
-                    with by_inverses(ctx, leaf):
-                        yield from solves_with_small_pivots(ctx, rng, d, leaf)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+            with (
+                mock.patch.object(factor_cases, "layout", layout),
+                mock.patch.object(panel_shape, "ROUNDS", 0),
+                panels_of(ctx, width),
+            ):
+                for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
+                    yield case(ctx, rng, dtype)
+                n = min(27, 5 * block + 1)
+                moves = moved(ctx, layout(None, (n, n), ctx.size))
+                yield f"blocks of {block}", f"{moves} moves" if moves else None
+        with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
+            moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
+            yield "too few blocks", None if moves else "nothing moves"
+        with panels_of(ctx, 8):
+            d = pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(1, ctx.size), order="F")
+            lower, b = pb.linalg.cholesky(ctx.eye(d)), ctx.zeros(d[:, :1])
+            lib.gpu.events.clear()
+            pb.linalg.cho_solve((lower, True), b)
+            # a panel's rows travel once in each sweep, to the panel's rank, and from it to all
+            counts = [len(lib.gpu.did(name)) for name in ("reduce", "broadcast", "all_reduce")]
+            yield "messages", None if counts == [5, 5, 0] else f"{counts}"
+            for leaf in (1, 2):
+                with by_inverses(ctx, leaf):
+                    yield from solves_with_small_pivots(ctx, rng, d, leaf)
 
 
 def on_process_rows(comm: Any, path: str) -> Any:
@@ -477,45 +472,39 @@ def test_what_a_block_of_threads_needs_fits_every_gpu(
 ) -> None:
     """Large triangles are solved, by blocks as wide as the GPU has room for."""
     room, leaves = SHARED_MEMORY[capability]
-    with machine(stand_in(1000), shared_memory=room) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            operations, rng, n = ctx.engine.operations, np.random.default_rng(8), 150
-            assert operations.kernels.leaf(np.dtype(dtype)) == leaves[number]
-            operations.inverts = n, 1, 1
-            lower = factor_cases.random(rng, (n, n), dtype) / n + 2 * np.eye(n)
-            b = factor_cases.random(rng, (n, 3), dtype).astype(dtype)
-            x = ctx.engine.xp.asarray(b.copy(order="F"))
-            operations.trsm(
-                1, ctx.engine.xp.asarray(np.array(lower, dtype, order="F")), x, lower=True, unit=False
-            )
-            assert np.allclose(np.tril(lower) @ np.asarray(x), b, atol=1e-4)
-        lib.gpu.assert_clean()
+    with context(stand_in(1000), shared_memory=room) as (ctx, _):
+        operations, rng, n = ctx.engine.operations, np.random.default_rng(8), 150
+        assert operations.kernels.leaf(np.dtype(dtype)) == leaves[number]
+        operations.inverts = n, 1, 1
+        lower = factor_cases.random(rng, (n, n), dtype) / n + 2 * np.eye(n)
+        b = factor_cases.random(rng, (n, 3), dtype).astype(dtype)
+        x = ctx.engine.xp.asarray(b.copy(order="F"))
+        operations.trsm(
+            1, ctx.engine.xp.asarray(np.array(lower, dtype, order="F")), x, lower=True, unit=False
+        )
+        assert np.allclose(np.tril(lower) @ np.asarray(x), b, atol=1e-4)
 
 
 def little_shared_memory(comm: Any, path: str) -> Any:
     """Few right-hand sides; and panels with more rows than all multiprocessors together hold a column of."""
-    with machine(path, Multiplying, comm=comm, shared_memory=SHARED_MEMORY["8.6, 8.9, 12.0"][0]) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            n = 40
-            a = factor_cases.positive(np.random.default_rng(9), n, "float64")
-            right = np.ones((n, 1))
-            d = pb.MatrixDescriptor((n, n), (8, 8), pb.Grid(1, comm.size), order="F")
-            lower = pb.linalg.cholesky(ctx.scatter(a, d))
-            x = pb.linalg.cho_solve((lower, True), ctx.scatter(right, block=8)).allgather()
-            yield "few right-hand sides", None if np.allclose(a @ x, right) else "wrong numbers"
-        lib.gpu.assert_clean()
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            most = ctx.engine.operations.tallest(np.dtype("float32"))
-            words = [f"{most + 1} rows: these GPUs factor {most} at most, of float32"]
-            for name, call in {"qr": pb.linalg.qr, "lu": pb.linalg.lu_factor}.items():
-                call(ctx.random((most, 2), seed=1, dtype="float32", block=(256, 1)))
-                tall = ctx.random((most + 1, 2), seed=1, dtype="float32", block=(256, 1))
-                yield name, agreed_error(ctx, pb.UnsupportedError, words, call, tall)
-            wide, b = ctx.random((2, most + 1), seed=1, dtype="float32"), ctx.full((2, 1), 1, dtype="float32")
-            yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.lstsq, wide, b)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    room, _ = SHARED_MEMORY["8.6, 8.9, 12.0"]
+    with context(path, Multiplying, comm=comm, shared_memory=room) as (ctx, _):
+        n = 40
+        a = factor_cases.positive(np.random.default_rng(9), n, "float64")
+        right = np.ones((n, 1))
+        d = pb.MatrixDescriptor((n, n), (8, 8), pb.Grid(1, comm.size), order="F")
+        lower = pb.linalg.cholesky(ctx.scatter(a, d))
+        x = pb.linalg.cho_solve((lower, True), ctx.scatter(right, block=8)).allgather()
+        yield "few right-hand sides", None if np.allclose(a @ x, right) else "wrong numbers"
+    with context(path, Multiplying, comm=comm) as (ctx, _):
+        most = ctx.engine.operations.tallest(np.dtype("float32"))
+        words = [f"{most + 1} rows: these GPUs factor {most} at most, of float32"]
+        for name, call in {"qr": pb.linalg.qr, "lu": pb.linalg.lu_factor}.items():
+            call(ctx.random((most, 2), seed=1, dtype="float32", block=(256, 1)))
+            tall = ctx.random((most + 1, 2), seed=1, dtype="float32", block=(256, 1))
+            yield name, agreed_error(ctx, pb.UnsupportedError, words, call, tall)
+        wide, b = ctx.random((2, most + 1), seed=1, dtype="float32"), ctx.full((2, 1), 1, dtype="float32")
+        yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.lstsq, wide, b)
 
 
 @starts_ranks

@@ -20,7 +20,7 @@ from pblasmp.engines.gpu.cublasmp.epilogues import check
 from pblasmp.engines.gpu.kernels.views import convert, to_bits
 from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.machine import machine
+from tests.helpers.machine import context
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR
 from tests.helpers.slow import in_turn, only_long
@@ -31,13 +31,10 @@ E4, E5 = float8.E4, float8.E5
 
 def everything(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(95)
-    with machine(path, Scaling, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for scheme, types, order in in_turn(*float8.FACTORS, keep=4):
-                p = float8.problem(scheme, ctx.size, types, order)
-                yield f"{scheme} {types} {order}", float8.scaled(ctx, rng, p, tolerance=2.0**-8)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Scaling, comm=comm) as (ctx, _):
+        for scheme, types, order in in_turn(*float8.FACTORS, keep=4):
+            p = float8.problem(scheme, ctx.size, types, order)
+            yield f"{scheme} {types} {order}", float8.scaled(ctx, rng, p, tolerance=2.0**-8)
 
 
 @starts_ranks
@@ -103,19 +100,17 @@ def blocks(p: pb.MatmulProblem, ctx: pb.Context) -> pb.Scales:
     ],
 )
 def test_what_is_refused(alone, stand_in, version, capability, types, words):
-    with machine(stand_in(version), capability=capability) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            p = float8.problem("gemm", 1, types, "C")
-            scales = blocks(p, ctx) if "block" in words else None
+    with context(stand_in(version), capability=capability) as (ctx, lib):
+        p = float8.problem("gemm", 1, types, "C")
+        scales = blocks(p, ctx) if "block" in words else None
+        with pytest.raises(pb.UnsupportedError, match=words):
+            planned(ctx, p, scales, algo="default")
+        if scales is not None:  # which no other algorithm has
             with pytest.raises(pb.UnsupportedError, match=words):
-                planned(ctx, p, scales, algo="default")
-            if scales is not None:  # which no other algorithm has
-                with pytest.raises(pb.UnsupportedError, match=words):
-                    planned(ctx, p, scales)
-            else:
-                planned(ctx, p, None)
-                assert not lib.of("Matmul")
-        lib.assert_clean()
+                planned(ctx, p, scales)
+        else:
+            planned(ctx, p, None)
+            assert not lib.of("Matmul")
 
 
 @pytest.mark.parametrize(
@@ -135,15 +130,13 @@ def test_what_is_refused_too_late(scheme, ranks, types, refused):
 
 
 def test_block_scales_on_blackwell(alone, stand_in):
-    with machine(stand_in(1000), capability="100") as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            p = float8.problem("gemm", 1, (E4, E4, "float32"), "C")
-            scales = blocks(p, ctx)
-            planned(ctx, p, scales)
-            stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
-            assert stored[A.A_SCALE_MODE] == stored[A.B_SCALE_MODE] == MatrixScale.VEC32_UE8M0
-            assert stored[A.A_SCALE_POINTER] == scales.b.ctypes.data
-        lib.assert_clean()
+    with context(stand_in(1000), capability="100") as (ctx, lib):
+        p = float8.problem("gemm", 1, (E4, E4, "float32"), "C")
+        scales = blocks(p, ctx)
+        planned(ctx, p, scales)
+        stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
+        assert stored[A.A_SCALE_MODE] == stored[A.B_SCALE_MODE] == MatrixScale.VEC32_UE8M0
+        assert stored[A.A_SCALE_POINTER] == scales.b.ctypes.data
 
 
 @pytest.mark.parametrize("algo", ["gathered", "panels"])

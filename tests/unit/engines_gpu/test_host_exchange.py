@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu import gpu_transport
 from tests.helpers.gpu.host_arrays import one_trip
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
@@ -34,26 +34,24 @@ def test_trips(stand_in, ranks, panel, tmp_path):
 
 
 def no_room(comm: Any, path: str) -> Any:
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, ctx.size))
-            values = np.arange(64.0).reshape(8, 8)
-            a = ctx.scatter(values, d)
-            lib.gpu.refuses = (lambda nbytes: nbytes >= 512) if ctx.rank == 1 else None
-            for name, call in (
-                ("scatter", lambda: ctx.scatter(values, d, root=1)),
-                ("gather", lambda: a.gather(1)),
-            ):
-                text = ""
-                try:
-                    call()
-                except MemoryError as error:
-                    text = str(error)
-                yield f"{name}: no room", None if "on rank 1" in text else text or "nothing was raised"
-            lib.gpu.refuses = None
-            back = a.gather(1)
-            yield "afterwards", None if back is None or np.array_equal(back, values) else str(back)
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, ctx.size))
+        values = np.arange(64.0).reshape(8, 8)
+        a = ctx.scatter(values, d)
+        lib.gpu.refuses = (lambda nbytes: nbytes >= 512) if ctx.rank == 1 else None
+        for name, call in (
+            ("scatter", lambda: ctx.scatter(values, d, root=1)),
+            ("gather", lambda: a.gather(1)),
+        ):
+            text = ""
+            try:
+                call()
+            except MemoryError as error:
+                text = str(error)
+            yield f"{name}: no room", None if "on rank 1" in text else text or "nothing was raised"
+        lib.gpu.refuses = None
+        back = a.gather(1)
+        yield "afterwards", None if back is None or np.array_equal(back, values) else str(back)
 
 
 @starts_ranks

@@ -16,20 +16,17 @@ from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.calls import one_call
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
 
 def calls(comm: Any, path: str, count: int, between: bool = False) -> Any:
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for routine in ("matmul", *ROUTINES):
-                for seed in range(count * (1 + 4 * (routine == "matmul"))):
-                    yield f"{routine} {seed}", one_call(ctx, routine, "auto", seed) or None
-            yield from gathered(ctx, lib, between)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        for routine in ("matmul", *ROUTINES):
+            for seed in range(count * (1 + 4 * (routine == "matmul"))):
+                yield f"{routine} {seed}", one_call(ctx, routine, "auto", seed) or None
+        yield from gathered(ctx, lib, between)
 
 
 def gathered(ctx: pb.Context, lib: Any, between: bool) -> Any:
@@ -54,22 +51,17 @@ def pblas_names(comm: Any, path: str, count: int) -> Any:
     """On NumPy's and on CuPy's arrays; most are never moved by cuBLASMp."""
     stay = "matmul", "syrk", "trsm", "trmm", "symm", "geadd"
     rng = np.random.default_rng(83)
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
-            every = [(pb.Grid(*shape), pblas.gridinit(ctx, "Row", *shape)) for shape in shapes]
-            for routine, dtype in itertools.product(FUNCTIONS, DTYPES * count):
-                options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
-                lib.clear()
-                wrong = called(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
-                wrong = wrong or (
-                    "cublasMpGemr2D was called" if routine in stay and lib.of("Gemr2D") else None
-                )
-                yield f"{routine} {options} {dtype} {grid}", wrong
-            for _, number in every:
-                pblas.gridexit(number)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
+        every = [(pb.Grid(*shape), pblas.gridinit(ctx, "Row", *shape)) for shape in shapes]
+        for routine, dtype in itertools.product(FUNCTIONS, DTYPES * count):
+            options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
+            lib.clear()
+            wrong = called(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
+            wrong = wrong or ("cublasMpGemr2D was called" if routine in stay and lib.of("Gemr2D") else None)
+            yield f"{routine} {options} {dtype} {grid}", wrong
+        for _, number in every:
+            pblas.gridexit(number)
 
 
 def local_names(comm: Any, path: str) -> Any:
@@ -155,7 +147,7 @@ def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib)
 
 def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
     """An epilogue does not follow a product in another layout than the caller's."""
-    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Multiplying) as (ctx, lib):
         x = ctx.eye(D)
         x.local[...] -= 2 * (np.arange(6) == 1)
         out = ctx.zeros(replace(D, shape=(7, 6)))[1:, :]

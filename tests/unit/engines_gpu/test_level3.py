@@ -24,7 +24,7 @@ from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.calls import one_call
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 
@@ -164,7 +164,7 @@ def test_a_solve_begins_inside_a_block(ctx, lib):
 def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
     """The library counts the rows before the first one: a temporary has room for them."""
     d = replace(SQUARE, lead=(1, 1))
-    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Multiplying) as (ctx, lib):
         a, b = ctx.empty(d), ctx.empty(d)
         a.local[...] = 2 * np.eye(4)
         b.local[...] = values = np.arange(16.0).reshape(4, 4)
@@ -236,25 +236,24 @@ NEWER = ("symm", "hemm", "trmm", "herk", "syr2k", "her2k", "syrkx", "herkx")
 
 @pytest.mark.parametrize("version", [500, 800, 900])
 def test_versions_that_lack_a_routine(alone, stand_in, version):
-    with machine(stand_in(version)) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            for routine in OF_CUBLASMP:
-                operands = {x: ctx.empty(SQUARE) for x in ROUTINES[routine].operands}
-                if version < 900 and routine in NEWER:
-                    expected = rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
-                    with pytest.raises(pb.UnsupportedError, match=expected):
-                        getattr(pb.blas, routine)(**operands, algo="cublasmp")
-                    with pb.plan(routine, **operands) as plan:  # by another algorithm
-                        assert plan.report().algorithm == taken(routine)
-                    own = dict.fromkeys((*operands, "d"), SQUARE)
-                    verdict = pb.algorithms(Level3Problem(routine, **own), ctx)["cublasmp"]
-                    assert not verdict
-                    assert expected.replace("\\", "") in verdict.why
-                else:
+    with context(stand_in(version)) as (ctx, lib):
+        for routine in OF_CUBLASMP:
+            operands = {x: ctx.empty(SQUARE) for x in ROUTINES[routine].operands}
+            if version < 900 and routine in NEWER:
+                expected = (
+                    rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
+                )
+                with pytest.raises(pb.UnsupportedError, match=expected):
                     getattr(pb.blas, routine)(**operands, algo="cublasmp")
-                    assert len(lib.of(routine.capitalize())) == 1
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+                with pb.plan(routine, **operands) as plan:  # by another algorithm
+                    assert plan.report().algorithm == taken(routine)
+                own = dict.fromkeys((*operands, "d"), SQUARE)
+                verdict = pb.algorithms(Level3Problem(routine, **own), ctx)["cublasmp"]
+                assert not verdict
+                assert expected.replace("\\", "") in verdict.why
+            else:
+                getattr(pb.blas, routine)(**operands, algo="cublasmp")
+                assert len(lib.of(routine.capitalize())) == 1
 
 
 def test_what_is_refused(ctx):

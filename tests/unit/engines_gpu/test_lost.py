@@ -22,7 +22,7 @@ from pblasmp.engines.gpu.runtime import health as module
 from pblasmp.layout import Grid
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.inside import have_run, takes_turns
-from tests.helpers.machine import Meeting, machine
+from tests.helpers.machine import Meeting, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.places import places
 
@@ -225,8 +225,7 @@ def test_a_first_run_that_fails_on_some_ranks_only_breaks_the_context(stand_in):
 def memory_that_is_short(comm: Any, path: str) -> Any:
     """One rank lacks memory for values, messages or slabs: an error of every rank; the context stays usable."""
     with (
-        machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib,
-        pb.Context(comm, engine="cublasmp") as ctx,
+        context(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as (ctx, lib),
     ):
         a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
         b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))

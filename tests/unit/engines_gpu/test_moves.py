@@ -19,7 +19,7 @@ from pblasmp.matrix import reductions
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.machine import Multiplying, Witness, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 
@@ -28,14 +28,11 @@ D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F
 
 def random_moves(comm: Any, path: str, seeds: int) -> Any:
     ways: set[str] = set()
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for seed in range(seeds):
-                way, fault = one_move(ctx, seed)
-                ways.add(way)
-                yield f"seed {seed}", fault or None
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, _):
+        for seed in range(seeds):
+            way, fault = one_move(ctx, seed)
+            ways.add(way)
+            yield f"seed {seed}", fault or None
     missing = {"by a local copy", "by cublasMpGemr2D", "by cublasMpGemr2D, through a temporary"} - ways
     yield "ways", f"never {missing}" if missing else None
 
@@ -57,7 +54,7 @@ def test_random_moves(stand_in, ranks):
 )
 @pytest.mark.usefixtures("travels")
 def test_another_order_or_type_is_a_temporary_s(alone, stand_in, change):
-    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Multiplying) as (ctx, lib):
         x, target = ctx.empty(D), replace(D, block=(6, 8), **change)
         x.local[...] = values = np.arange(48.0).reshape(6, 8)
         del lib.gpu.allocations[:]
@@ -111,7 +108,7 @@ def test_which_gpus_reach_each_other():
 
 @pytest.mark.usefixtures("travels")
 def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
-    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Multiplying) as (ctx, lib):
         a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
         a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
         other, padded = ctx.empty(b.descriptor), ctx.empty(replace(b.descriptor, ld=11))
@@ -140,7 +137,7 @@ def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
 @pytest.mark.usefixtures("travels")
 def test_a_plan_that_moves_operands_by_cublasmp_is_no_graph(alone, stand_in):
     """On real GPUs cublasMpGemr2D invalidates the recording."""
-    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Multiplying, lt=FakeLt()) as (ctx, lib):
         a, b = ctx.zeros(D), ctx.zeros(replace(D, shape=(8, 4), block=(2, 2)))
         with moving_plan(ctx, a, b) as plan:
             with pytest.raises(pb.UnsupportedError, match="cublasMpGemr2D cannot be recorded"):

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import pblasmp as pb
 from pblasmp.noise import trials, wrong_runs
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.machine import machine
+from tests.helpers.machine import context
 
 
 def test_every_trial(alone, stand_in):
     wrong, names = {}, []
-    with machine(stand_in(1000), Scaling) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            for trial in trials(ctx, 32):
-                names.append(trial.name)
-                found = wrong_runs(ctx, trial, None, 2)
-                if found:
-                    wrong[trial.name] = found
-        lib.gpu.assert_clean()
+    with context(stand_in(1000), Scaling) as (ctx, _):
+        for trial in trials(ctx, 32):
+            names.append(trial.name)
+            found = wrong_runs(ctx, trial, None, 2)
+            if found:
+                wrong[trial.name] = found
     assert not wrong
     assert sum(name.endswith(", push") for name in names if " x e" in name) >= 9

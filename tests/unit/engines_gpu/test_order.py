@@ -28,7 +28,7 @@ from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context
 from tests.helpers.slow import draws
 from tests.helpers.stream_order import StreamOrder
 
@@ -149,8 +149,7 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
     """Plans of every algorithm, which record graphs and replay them, graphs of their own, and moves."""
     chance, graphs = random.Random(5), 0
     with (
-        machine(stand_in(1000), Multiplying, lt=FakeLt() if lt else None) as lib,
-        pb.Context(engine="cublasmp") as ctx,
+        context(stand_in(1000), Multiplying, lt=FakeLt() if lt else None) as (ctx, lib),
         ExitStack() as closing,
     ):
         cupy = sys.modules["cupy"]

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pblasmp as pb
 from pblasmp.problems import files
 from tests.helpers.gpu.multiply import multiply
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn
 
 
 def problems_on_ranks(comm: Any, path: str) -> Any:
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for where, algo in in_turn(list(files.find("problems")), ("auto", "default"), keep=3):
-                file = files.load_problem_file(where)
-                if file.nranks <= comm.size and not file.problem.faults():
-                    within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
-                    fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
-                    yield f"{file.path.name} {algo}", fault or None
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        for where, algo in in_turn(list(files.find("problems")), ("auto", "default"), keep=3):
+            file = files.load_problem_file(where)
+            if file.nranks <= comm.size and not file.problem.faults():
+                within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
+                fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
+                yield f"{file.path.name} {algo}", fault or None
 
 
 @starts_ranks

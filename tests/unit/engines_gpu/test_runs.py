@@ -14,7 +14,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime.arena import current
 from pblasmp.pblas import gridexit, gridinit, pdlaset
-from tests.helpers.machine import machine
+from tests.helpers.machine import context
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, RS
 from tests.helpers.slow import in_turn
@@ -244,7 +244,7 @@ def test_a_graph_ends_with_its_plan(lib):
 
 def what_follows_a_call(comm, path):
     """The events of a second run, by scheme and algorithm, and the plan's word on it."""
-    with machine(path, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+    with context(path, comm=comm) as (ctx, lib):
         problems = {
             AG: pb.MatmulProblem.allgather_matmul(8, 8, 8, comm.size, "N", "T", dtype="float32", order="C"),
             RS: pb.MatmulProblem.matmul_reduce_scatter(

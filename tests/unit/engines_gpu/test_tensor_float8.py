@@ -15,7 +15,7 @@ from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.float8 import E4
 from tests.helpers.fused_machines import Scaling
-from tests.helpers.machine import machine
+from tests.helpers.machine import context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
@@ -28,41 +28,36 @@ WIDE = TYPES[:3]
 def every_product(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(81)
     p = comm.size
-    with machine(path, Scaling, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            epilogues_of = (None, False), ("relu", True)
-            for form, types, (activation, arrays) in in_turn(FORMS, TYPES, epilogues_of, keep=4, first=p):
-                pieces = form == "matmul_allgather"
-                eight = types not in WIDE
-                pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is
-                case = Case(
-                    ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation
-                )
-                before = len(lib.of("Matmul"))
-                how = {"algo": "push"} if pushed else {}
-                wrong = case.wrong(case(**how), tolerance=2.0**-8)
-                called = len(lib.of("Matmul")) > before
-                how = None if called != (pieces or pushed) else f"{called=}"
-                yield f"{form} {types} {activation}", first(wrong, how)
-            for form, types in in_turn(FORMS, WIDE, keep=2, first=p // 2):
-                case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
-                yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
-            sizes = (16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)
-            for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
-                for ((t, n, k),) in in_turn(sizes, keep=2, first=TYPES.index(types) // 2):
-                    arrays = bool(rng.integers(2))
-                    case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
-                    how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
-                    yield f"{form} {types} {t}x{n}x{k}", case.wrong(case(**how), tolerance=2.0**-8)
-                case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
-                yield f"{form} {types} uneven, gelu", case.wrong(case(), tolerance=2.0**-7)
-            for t in (16 * p, 16 * p + 1):
-                case = Case(ctx, rng, "allgather_matmul", TYPES[1], t, 16, 32)
-                y, gathered = case(return_gathered=True)
-                same = np.array_equal(np.asarray(gathered), case.whole_x.view(np.uint8))
-                yield f"gathered, {t}", case.wrong(y, tolerance=2.0**-8) or (None if same else "X")
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Scaling, comm=comm) as (ctx, lib):
+        epilogues_of = (None, False), ("relu", True)
+        for form, types, (activation, arrays) in in_turn(FORMS, TYPES, epilogues_of, keep=4, first=p):
+            pieces = form == "matmul_allgather"
+            eight = types not in WIDE
+            pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is
+            case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation)
+            before = len(lib.of("Matmul"))
+            how = {"algo": "push"} if pushed else {}
+            wrong = case.wrong(case(**how), tolerance=2.0**-8)
+            called = len(lib.of("Matmul")) > before
+            how = None if called != (pieces or pushed) else f"{called=}"
+            yield f"{form} {types} {activation}", first(wrong, how)
+        for form, types in in_turn(FORMS, WIDE, keep=2, first=p // 2):
+            case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
+            yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
+        sizes = (16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)
+        for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
+            for ((t, n, k),) in in_turn(sizes, keep=2, first=TYPES.index(types) // 2):
+                arrays = bool(rng.integers(2))
+                case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
+                how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
+                yield f"{form} {types} {t}x{n}x{k}", case.wrong(case(**how), tolerance=2.0**-8)
+            case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
+            yield f"{form} {types} uneven, gelu", case.wrong(case(), tolerance=2.0**-7)
+        for t in (16 * p, 16 * p + 1):
+            case = Case(ctx, rng, "allgather_matmul", TYPES[1], t, 16, 32)
+            y, gathered = case(return_gathered=True)
+            same = np.array_equal(np.asarray(gathered), case.whole_x.view(np.uint8))
+            yield f"gathered, {t}", case.wrong(y, tolerance=2.0**-8) or (None if same else "X")
 
 
 def refused(comm: Any, path: str) -> Any:
@@ -94,7 +89,7 @@ def messages(comm: Any, path: str) -> Any:
     """X travels in 8 bits and is widened where it arrives; partial sums in the result's type."""
     rng = np.random.default_rng(83)
     p = comm.size
-    with machine(path, Scaling, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+    with context(path, Scaling, comm=comm) as (ctx, lib):
         for form, each in (("allgather_matmul", 5 * 32), ("matmul_reduce_scatter", 5 * 16 * 2)):
             case = Case(ctx, rng, form, TYPES[0], 5 * p, 16, 32)
             with case.plan() as plan:

@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
-from tests.helpers.machine import machine
+from tests.helpers.machine import context
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
@@ -24,50 +24,47 @@ from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, s
 def every_product(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
     GpuOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
-    with machine(path, Following, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
-                for (t, n, k), transposed in in_turn(
-                    list(sizes(comm)), (False, True), keep=3, first=comm.size // 2
-                ):
-                    split = pick(rng, (None, None, other_split))
-                    how = {} if split is None else {"split": split}
-                    case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))
-                    alpha, beta = pick(rng, (1, 2, 0)), pick(rng, (0, 1, 2))
-                    options: dict[str, Any] = {"alpha": alpha, "beta": beta}
-                    if beta:
-                        options["c"] = case.local_c.copy()
-                        if rng.integers(2):
-                            options["out"] = options["c"]
-                    wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
-                    yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
-                case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
-                if dtype in ("float32", "float16"):
-                    for turn in (0, 1):  # the same plan, another bias
-                        case.local_bias = case.local_bias + case.dtype.type(turn)
-                        case.bias = case.bias + case.dtype.type(turn)
-                        for activation in (None, "relu"):
-                            y = case(ctx, bias=case.local_bias, activation=activation)
-                            expected = case.expected(bias=True)
-                            expected = np.maximum(expected, 0) if activation else expected
-                            yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
-            for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
-                case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
-                yield f"{form} gelu {t}", gelu(ctx, case)
-            for t in (3 * comm.size, 3 * comm.size + 1):
-                case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
-                y, gathered = case(ctx, return_gathered=True)
-                wrong = first(unlike(np.asarray(y), case.expected()), unlike(np.asarray(gathered), case.x))
-                yield f"gathered, {t}", wrong
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Following, comm=comm) as (ctx, _):
+        for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
+            for (t, n, k), transposed in in_turn(
+                list(sizes(comm)), (False, True), keep=3, first=comm.size // 2
+            ):
+                split = pick(rng, (None, None, other_split))
+                how = {} if split is None else {"split": split}
+                case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))
+                alpha, beta = pick(rng, (1, 2, 0)), pick(rng, (0, 1, 2))
+                options: dict[str, Any] = {"alpha": alpha, "beta": beta}
+                if beta:
+                    options["c"] = case.local_c.copy()
+                    if rng.integers(2):
+                        options["out"] = options["c"]
+                wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
+                yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
+            case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
+            if dtype in ("float32", "float16"):
+                for turn in (0, 1):  # the same plan, another bias
+                    case.local_bias = case.local_bias + case.dtype.type(turn)
+                    case.bias = case.bias + case.dtype.type(turn)
+                    for activation in (None, "relu"):
+                        y = case(ctx, bias=case.local_bias, activation=activation)
+                        expected = case.expected(bias=True)
+                        expected = np.maximum(expected, 0) if activation else expected
+                        yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
+        for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
+            case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
+            yield f"{form} gelu {t}", gelu(ctx, case)
+        for t in (3 * comm.size, 3 * comm.size + 1):
+            case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
+            y, gathered = case(ctx, return_gathered=True)
+            wrong = first(unlike(np.asarray(y), case.expected()), unlike(np.asarray(gathered), case.x))
+            yield f"gathered, {t}", wrong
 
 
 def in_order(comm: Any, path: str) -> Any:
     """Messages travel on a separate stream, while another piece is multiplied; even shares go to cuBLASMp."""
     rng = np.random.default_rng(92)
     p = comm.size
-    with machine(path, Following, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+    with context(path, Following, comm=comm) as (ctx, lib):
         gpu = lib.gpu
 
         def names() -> list[str]:
@@ -190,7 +187,7 @@ def test_arrays_are_not_kept(lib, ctx):
 
 
 def test_symmetric_input(alone, stand_in):
-    with machine(stand_in(1000), Following) as lib, pb.Context(engine="cublasmp") as ctx:
+    with context(stand_in(1000), Following) as (ctx, lib):
         case = on_gpu(Case(np.random.default_rng(95), ctx.comm, "allgather_matmul", "float32", 4, 6, 8))
         with pb.plan(pb.allgather_matmul, (4, 8), case.local_w, ctx) as plan:
             buffer = plan.input_buffer()

@@ -9,23 +9,20 @@ import numpy as np
 
 import pblasmp as pb
 from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 
 def everything(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(71)
-    with machine(path, Multiplying, comm=comm) as lib:
-        with pb.Context(comm, engine="cublasmp") as ctx:
-            for routine in WRITERS:
-                for options in legal_options(routine):
-                    dtype = DTYPES[int(rng.integers(4))]
-                    yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
-            for dtype in DTYPES:
-                yield from of_level_1(ctx, rng, dtype, 9)
-            yield "algorithm", taken(ctx)
-        lib.assert_clean()
-        lib.gpu.assert_clean()
+    with context(path, Multiplying, comm=comm) as (ctx, _):
+        for routine in WRITERS:
+            for options in legal_options(routine):
+                dtype = DTYPES[int(rng.integers(4))]
+                yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+        for dtype in DTYPES:
+            yield from of_level_1(ctx, rng, dtype, 9)
+        yield "algorithm", taken(ctx)
 
 
 def taken(ctx: Any) -> str | None:

@@ -16,7 +16,7 @@ from pblasmp.engines.gpu import open_library
 from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout import Grid
 from tests.helpers.gpu.multiply import multiply
-from tests.helpers.machine import Multiplying, machine
+from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import in_turn
 
@@ -101,44 +101,39 @@ def test_what_the_extra_brings_is_needed(alone, stand_in, module, package):
 
 def test_symmetric_arrays_in_nvshmem(alone, stand_in):
     p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
-    with machine(stand_in(700)) as lib:
-        with pb.Context(engine="cublasmp") as ctx:
-            b = ctx.empty(p.b, symmetric=True)
-            assert lib.gpu.did("symmetric") == [(b.local.data.ptr, 64)]
-            with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
-                assert "B, which is gathered, is in symmetric memory" in plan.report().notes
-        lib.gpu.assert_clean()
+    with context(stand_in(700)) as (ctx, lib):
+        b = ctx.empty(p.b, symmetric=True)
+        assert lib.gpu.did("symmetric") == [(b.local.data.ptr, 64)]
+        with pb.plan(pb.matmul, ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
+            assert "B, which is gathered, is in symmetric memory" in plan.report().notes
 
 
 def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
     """Products that have a fault: each is right, and what the library is asked for has none."""
     sources = [((0, 0), (0, 0), (0, 0)), ((0, 1), (1, 0), (1, 1)), ((1, 1), (0, 0), (0, 1))]
     for turn, (version, path) in enumerate(paths.items()):
-        with machine(path, Multiplying, comm=comm) as lib:
-            with pb.Context(comm, engine="cublasmp") as ctx:
-                combinations = in_turn(
-                    (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
-                    ((2, 2, 2), (2, 3, 4)),
-                    ("NN", "NT", "NC", "TN", "TT", "CT"),
-                    ("CCC", "FFF", "CFF", "CFC"),
-                    keep=8,
-                    first=4 * turn,
-                )
-                for number, (grid, block, ops, order) in enumerate(combinations):
-                    of_grid = distinct(sources, grid)
-                    for (source,) in in_turn(of_grid, keep=len(of_grid), first=number):
-                        lib.clear()
-                        p = pb.MatmulProblem.gemm(
-                            9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
-                        )
-                        p = replace(p, **{name: replace(getattr(p, name), source=of)
-                                          for name, of in zip("abd", source, strict=True)})  # fmt: skip
-                        fault = multiply(ctx, lib, p) or multiply(ctx, lib, p, algo="default")
-                        if not fault and grid.size > 1 and ctx.rank < grid.size:
-                            fault = faulty(lib, int(version), len(set(block)) > 1)
-                        yield f"{version} {grid} {block} {ops} {order} {source}", fault or None
-            lib.assert_clean()
-            lib.gpu.assert_clean()
+        with context(path, Multiplying, comm=comm) as (ctx, lib):
+            combinations = in_turn(
+                (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
+                ((2, 2, 2), (2, 3, 4)),
+                ("NN", "NT", "NC", "TN", "TT", "CT"),
+                ("CCC", "FFF", "CFF", "CFC"),
+                keep=8,
+                first=4 * turn,
+            )
+            for number, (grid, block, ops, order) in enumerate(combinations):
+                of_grid = distinct(sources, grid)
+                for (source,) in in_turn(of_grid, keep=len(of_grid), first=number):
+                    lib.clear()
+                    p = pb.MatmulProblem.gemm(
+                        9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
+                    )
+                    p = replace(p, **{name: replace(getattr(p, name), source=of)
+                                      for name, of in zip("abd", source, strict=True)})  # fmt: skip
+                    fault = multiply(ctx, lib, p) or multiply(ctx, lib, p, algo="default")
+                    if not fault and grid.size > 1 and ctx.rank < grid.size:
+                        fault = faulty(lib, int(version), len(set(block)) > 1)
+                    yield f"{version} {grid} {block} {ops} {order} {source}", fault or None
 
 
 def distinct(sources: Sequence[Sources], grid: Grid) -> list[Sources]:
