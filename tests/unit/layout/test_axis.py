@@ -8,32 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pblasmp.errors import ArgumentError, LayoutError
+from pblasmp.errors import LayoutError
 from pblasmp.layout import Axis, numroc
 from tests.helpers.oracle import axes, deal, owned
 from tests.helpers.slow import draws
 
 few = settings(max_examples=draws(30, long=100))
-
-
-@few
-@given(axes())
-def test_owner_and_local_index(axis):
-    dealt = deal(axis)
-    assert [axis.local(i) for i in range(axis.extent)] == dealt
-    assert [axis.owner(i) for i in range(axis.extent)] == [process for process, _ in dealt]
-    assert [axis.to_global(*place) for place in dealt] == list(range(axis.extent))
-
-
-@few
-@given(axes())
-def test_what_a_process_owns(axis):
-    for process in range(axis.nprocs):
-        mine = owned(axis, process)
-        assert axis.count(process) == len(mine)
-        indices = axis.globals(process)
-        assert indices.dtype == np.int64
-        assert indices.tolist() == mine
 
 
 @few
@@ -74,29 +54,6 @@ def test_numroc(n, nb, nprocs, data):
     assert counts == [len(owned(Axis(n, nb, source, nprocs), p)) for p in range(nprocs)]
 
 
-@few
-@given(axes(), st.data())
-def test_window_keeps_every_index_where_it_is(axis, data):
-    start = data.draw(st.integers(0, axis.extent))
-    stop = data.draw(st.integers(start, axis.extent))
-    window = axis.window(start, stop)
-    assert window.extent == stop - start
-    for process in range(axis.nprocs):
-        inside = [i for i in owned(axis, process) if start <= i < stop]
-        assert (window.globals(process) + start).tolist() == inside
-        assert axis.globals(process)[axis.local_window(process, start, stop)].tolist() == inside
-
-
-@few
-@given(axes(), st.data())
-def test_a_window_of_a_window_is_a_window(axis, data):
-    start = data.draw(st.integers(0, axis.extent))
-    stop = data.draw(st.integers(start, axis.extent))
-    a = data.draw(st.integers(0, stop - start))
-    b = data.draw(st.integers(a, stop - start))
-    assert axis.window(start, stop).window(a, b) == axis.window(start + a, start + b)
-
-
 @pytest.mark.parametrize("block", [2**63 - 1, 2**63, 10**30])
 def test_a_block_may_be_larger_than_any_machine_integer(block):
     axis = Axis(5, block, 1, 2)
@@ -111,48 +68,6 @@ def test_extents_beyond_64_bits_are_exact():
     process, local = axis.local(10**30 - 1)
     assert axis.to_global(process, local) == 10**30 - 1
     assert sum(axis.count(p) for p in range(5)) == 10**30
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((-1, 1, 0, 1), "extent: expected at least 0, got -1"),
-        ((4, 0, 0, 1), "block: expected at least 1, got 0"),
-        ((4, 2, -1, 2), "source: expected at least 0, got -1"),
-        ((4, 2, 2, 2), "source: process 2 is not among 2 processes"),
-        ((4, 2, 0, 0), "nprocs: expected at least 1, got 0"),
-        ((4, 2, 0, 1, 2), "lead: 2 is not inside a block of 2"),
-        ((4, 2, 0, 1, -1), "lead: expected at least 0, got -1"),
-        ((4.0, 2, 0, 1), "extent: expected an integer, got 4.0"),
-        ((4, "2", 0, 1), "block: expected an integer, got '2'"),
-    ],
-)
-def test_illegal_axes(arguments, message):
-    with pytest.raises(ArgumentError) as error:
-        Axis(*arguments)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: x.owner(10), "index 10 is out of range: the extent is 10"),
-        (lambda x: x.local(-1), "index: expected at least 0, got -1"),
-        (lambda x: x.owner(1.5), "index: expected an integer, got 1.5"),
-        (lambda x: x.count(3), "process 3 is not among 3 processes"),
-        (lambda x: x.globals(-1), "process: expected at least 0, got -1"),
-        (lambda x: x.blocks(3), "process 3 is not among 3 processes"),
-        (lambda x: x.to_global(0, 4), "local index 4 is out of range: process 0 owns 4"),
-        (lambda x: x.to_global(0, -1), "local index: expected at least 0, got -1"),
-        (lambda x: x.window(3, 2), "range 3:2 is not inside 0:10"),
-        (lambda x: x.window(-1, 2), "range -1:2 is not inside 0:10"),
-        (lambda x: x.window(3, 11), "range 3:11 is not inside 0:10"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(call, message):
-    with pytest.raises(ArgumentError) as error:
-        call(Axis(10, 2, 0, 3))
-    assert str(error.value) == message
 
 
 @few

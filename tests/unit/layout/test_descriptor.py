@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.errors import ArgumentError, LayoutError
+from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
 from tests.helpers.oracle import descriptors, empty, local_indices, places, read, write
 from tests.helpers.slow import draws
@@ -109,41 +109,6 @@ def test_integers_and_shorter_indices():
     assert d[..., 3, 4] == d[3, ..., 4] == d[3, 4, ...] == d[3:4, 4:5]
 
 
-@pytest.mark.parametrize(
-    "index", [(0, 0, 0), True, (np.True_, 0), None, [3], 1.0, "3", (..., ...), (..., 1, 2, 3), np.arange(2)]
-)
-def test_what_is_no_index(index):
-    with pytest.raises(
-        ArgumentError, match=r"index: expected integers or slices, such as A\[3, 4\], .* got "
-    ) as error:
-        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
-    assert error.type is ArgumentError  # the layout is legal
-
-
-@pytest.mark.parametrize(
-    ("index", "words"), [(10, "row 10 .* 10 rows"), ((0, -21), "column -21 .* 20 columns")]
-)
-def test_an_index_out_of_range(index, words):
-    with pytest.raises(ArgumentError, match=words) as error:
-        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
-    assert error.type is ArgumentError  # the layout is legal
-
-
-@pytest.mark.parametrize("step", [2, -1])
-def test_a_sub_matrix_has_step_one(step):
-    with pytest.raises(ArgumentError, match=r"a sub-matrix has step 1, got slice") as error:
-        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[::step, :]
-    assert error.type is ArgumentError  # the layout is legal
-
-
-def test_a_sub_matrix_begins_at_integers():
-    with pytest.raises(
-        ArgumentError, match=r"a sub-matrix begins and ends at integers, got slice\(0\.5, 2, None\)"
-    ) as error:
-        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[0.5:2, :]
-    assert error.type is ArgumentError  # the layout is legal
-
-
 @few
 @given(st.data())
 def test_same_places(data):
@@ -187,51 +152,6 @@ def test_a_huge_matrix_answers_at_once():
     assert d.nbytes == 8 * n * n
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shape": (3,)}, "shape: expected a pair of integers, (n, 1) for a vector, got (3,)"),
-        ({"shape": 3}, "shape: expected a pair of integers, (n, 1) for a vector, got 3"),
-        ({"shape": (3, -1)}, "shape[1]: expected at least 0, got -1"),
-        ({"shape": (3.5, 1)}, "shape[0]: expected an integer, got 3.5"),
-        ({"block": (0, 1)}, "block[0]: expected at least 1, got 0"),
-        ({"block": 2.5}, "block: expected an integer or a pair of integers, got 2.5"),
-        ({"block": "64"}, "block: expected an integer or a pair of integers, got '64'"),
-        ({"grid": "2"}, "grid: expected a Grid, a pair like (2, 3) or a text like '2x3', got '2'"),
-        (
-            {"shape": (10**5000, 1)},
-            "shape[0]: expected at most 10**100, got a value of type int that is too large to print",
-        ),
-        ({"source": (2, 0)}, "source: process (2, 0) is not in a grid of 2x3 processes in row order"),
-        ({"source": (0, 3)}, "source: process (0, 3) is not in a grid of 2x3 processes in row order"),
-        ({"source": (0, -1)}, "source[1]: expected at least 0, got -1"),
-        ({"order": "row"}, "order: expected 'C' or 'F', got 'row'"),
-        ({"lead": (3, 0)}, "lead: (3, 0) is not inside a block of (3, 4)"),
-        ({"lead": (0, 4)}, "lead: (0, 4) is not inside a block of (3, 4)"),
-        ({"lead": (0, -1)}, "lead[1]: expected at least 0, got -1"),
-        ({"ld": 0}, "ld: expected at least 1, got 0"),
-        ({"ld": 7}, "ld: 7 is too small: the local arrays are up to 8 columns wide"),
-        ({"ld": 5, "order": "F"}, "ld: 5 is too small: the local arrays are up to 6 rows high"),
-    ],
-)
-def test_illegal_descriptors(changes, message):
-    arguments = {"shape": (10, 20), "block": (3, 4), "grid": Grid(2, 3)} | changes
-    with pytest.raises(ArgumentError) as error:
-        MatrixDescriptor(**arguments)
-    assert str(error.value) == message
-
-
-def test_an_unknown_type_is_refused():
-    with pytest.raises(ArgumentError, match="dtype int64 is not supported: expected one of float64, "):
-        MatrixDescriptor((3, 4), (1, 1), Grid(1, 1), dtype="int64")
-
-
-def test_the_widest_local_array_may_be_that_of_the_second_process():
-    """The first block is cut to one row, so the process after the source has the most."""
-    with pytest.raises(LayoutError, match="ld: 3 is too small: the local arrays are up to 4 rows high"):
-        MatrixDescriptor((5, 1), (4, 1), Grid(3, 1), order="F", lead=(3, 0), ld=3)
-
-
 @few
 @given(descriptors())
 def test_the_padding_must_hold_every_local_array(d):
@@ -242,31 +162,6 @@ def test_the_padding_must_hold_every_local_array(d):
             LayoutError, match=f"ld: {widest - 1} is too small: the local arrays are up to {widest} "
         ):
             replace(d, ld=widest - 1)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda d: d.owner(10, 0), "index 10 is out of range: the extent is 10"),
-        (lambda d: d.owner(0, 20), "index 20 is out of range: the extent is 20"),
-        (lambda d: d.to_local(-1, 0), "index: expected at least 0, got -1"),
-        (lambda d: d.to_global(3, 3, 0), "local index 3 is out of range: process 1 owns 3"),
-        (
-            lambda d: d.to_global(6, 0, 0),
-            "rank 6 is not in a grid of 3x2 processes in row order: expected 0 to 5",
-        ),
-        (
-            lambda d: d.local_shape(6),
-            "rank 6 is not in a grid of 3x2 processes in row order: expected 0 to 5",
-        ),
-        (lambda d: d.lld(-1), "rank: expected at least 0, got -1"),
-        (lambda d: d.global_indices("0"), "rank: expected an integer, got '0'"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(call, message):
-    with pytest.raises(ArgumentError) as error:
-        call(MatrixDescriptor((10, 20), (3, 4), Grid(3, 2), (2, 0)))
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pblasmp.errors import ArgumentError, LayoutError
+from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
 from tests.helpers.oracle import descriptors, local_indices
 from tests.helpers.slow import draws
@@ -67,46 +67,3 @@ def test_a_start_inside_a_block_is_refused():
     assert d[2:, 3:].to_scalapack(0)[6:8].tolist() == [1, 1]
     with pytest.raises(LayoutError, match=r"starts at a block boundary, got a start \(1, 0\) into a block"):
         d[3:, 3:].to_scalapack(0)
-
-
-@pytest.mark.parametrize(
-    "huge",
-    [
-        {"shape": (2**31, 1)},
-        {"shape": (1, 2**31)},
-        {"block": (2**31, 1)},
-        {"block": (1, 2**31)},
-        {"ld": 2**31},
-    ],
-)
-def test_what_needs_more_than_32_bits_is_refused(huge):
-    d = replace(MatrixDescriptor((5, 5), (1, 1), Grid(1, 1), order="F"), **huge)
-    with pytest.raises(LayoutError, match=r"a ScaLAPACK descriptor holds 32-bit integers, got 2147483648"):
-        d.to_scalapack(0)
-
-
-@pytest.mark.parametrize(
-    ("desc", "message"),
-    [
-        ([1, 0, 9, 8, 2, 3, 0, 0], "a ScaLAPACK descriptor has 9 integers, got 8"),
-        ([1, 0, 9, 8, 2, 3, 0, 0, 5, 0], "a ScaLAPACK descriptor has 9 integers, got 10"),
-        ([501, 0, 9, 8, 2, 3, 0, 0, 5], "desc[0]: expected 1 (a dense block-cyclic matrix), got 501"),
-        ([1, 0, -1, 8, 2, 3, 0, 0, 5], "shape[0]: expected at least 0, got -1"),
-        ([1, 0, 9, -1, 2, 3, 0, 0, 5], "shape[1]: expected at least 0, got -1"),
-        ([1, 0, 9, 8, 0, 3, 0, 0, 5], "block[0]: expected at least 1, got 0"),
-        ([1, 0, 9, 8, 2, 0, 0, 0, 5], "block[1]: expected at least 1, got 0"),
-        (
-            [1, 0, 9, 8, 2, 3, 2, 0, 5],
-            "source: process (2, 0) is not in a grid of 2x3 processes in row order",
-        ),
-        ([1, 0, 9, 8, 2, 3, 0, -1, 5], "source[1]: expected at least 0, got -1"),
-        ([1, 0, 9, 8, 2, 3, 0, 0, 0], "ld: expected at least 1, got 0"),
-        ([1, 0, 9, 8, 2, 3, 0, 0, 3], "ld: 3 is too small: the local arrays are up to 5 rows high"),
-        (7, "desc: expected 9 integers, got 7"),
-        ([1, 0, 9.0, 8, 2, 3, 0, 0, 5], "desc[2]: expected an integer, got 9.0"),
-    ],
-)
-def test_descriptors_that_contradict_themselves(desc, message):
-    with pytest.raises(ArgumentError) as error:
-        MatrixDescriptor.from_scalapack(desc, Grid(2, 3))
-    assert str(error.value) == message

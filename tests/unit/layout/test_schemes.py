@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pblasmp.errors import ArgumentError, LayoutError
+from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
@@ -111,21 +111,3 @@ def test_allreduce_is_tn_only(ops):
         MatmulProblem.matmul_allreduce(8, 12, 20, 4, *ops, order="F", dtype="float32")
     with pytest.raises(LayoutError, match="exists for TN"):
         MatmulProblem.matmul_allreduce(8, 12, 20, 4, *ops[::-1], order="C", dtype="float32")
-
-
-@pytest.mark.parametrize("build", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((8, 8, 8, 0), {}, "nranks: expected at least 1, got 0"),
-        ((-8, 8, 8, 4), {}, "m: expected at least 0, got -8"),
-        ((-8, 8, 8, 4), {"order": "F"}, "m: expected at least 0, got -8"),
-        ((8, 8, 8.0, 4), {}, "k: expected an integer, got 8.0"),
-        ((8, 8, 8, 4), {"order": "R"}, "order: expected 'C' or 'F', got 'R'"),
-        ((8, 8, 8, 4), {"dtype": "int8"}, "dtype int8 is not supported: "),
-    ],
-)
-def test_illegal_arguments(build, arguments, options, message):
-    with pytest.raises(ArgumentError) as error:
-        build(*arguments, **options)
-    assert str(error.value).startswith(message)
