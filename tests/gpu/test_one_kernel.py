@@ -27,6 +27,28 @@ E4, E5 = "float8_e4m3fn", "float8_e5m2"
 RUNS = 1000
 
 
+def into_a_part(ctx, product):
+    """A result with room beside its rows, which stays as it is."""
+    import cupy
+
+    out = cupy.full((product.expected.shape[0], product.expected.shape[1] + 5), 7, product.x.dtype)
+    product(out=out[:, 3:-2])
+    product.check(out[:, 3:-2].copy())
+    around = np.concatenate([out[:, :3].get(), out[:, -2:].get()], axis=1).astype(float)
+    assert ctx.comm.allgather(bool((around == 7).all())) == [True] * ctx.size
+
+
+def standard_normal(form, ctx):
+    """A product of numbers whose sums are rounded, the same in every run."""
+    import cupy
+
+    rng, product = np.random.default_rng(5), Product(ctx, form, (512, 384, 256))
+    product.x, product.w = (
+        cupy.asarray(rng.standard_normal(a.shape).astype(a.dtype)) for a in (product.x, product.w)
+    )
+    return product
+
+
 def needs_tokens(form: str, sizes: tuple[int, int, int], ranks: int) -> bool:
     return form == "matmul_allreduce" and sizes[0] < ranks
 
@@ -140,8 +162,6 @@ def by_mma(monkeypatch):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mma(ctx, monkeypatch, by_mma, form, way, dtype):
     """Without WGMMA and TMA: all sizes, tiles in turn, views with gaps, a bias and relu."""
-    import cupy
-
     monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: way)
     products = [
         Product(ctx, form, sizes, dtype)
@@ -152,12 +172,7 @@ def test_mma(ctx, monkeypatch, by_mma, form, way, dtype):
         product.check(product())
         y = product(bias=product.local_bias, activation="relu")
         product.check(y, np.maximum(product.expected + product.bias_here, 0))
-    product = Product(ctx, form, (131, 85, 70), dtype)
-    out = cupy.full((product.expected.shape[0], product.expected.shape[1] + 5), 7, product.x.dtype)
-    product(out=out[:, 3:-2])
-    product.check(out[:, 3:-2].copy())
-    around = np.concatenate([out[:, :3].get(), out[:, -2:].get()], axis=1).astype(float)
-    assert ctx.comm.allgather(bool((around == 7).all())) == [True] * ctx.size
+    into_a_part(ctx, Product(ctx, form, (131, 85, 70), dtype))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,11 +180,7 @@ def test_mma_beside_the_kernel_of_hopper(ctx, monkeypatch, form):
     """In turn, on the same boxes and flags, while now one rank is late, now another: the same but for rounding."""
     import cupy
 
-    sleep, rng = cupy.RawKernel(SLEEP, "sleep"), np.random.default_rng(5)
-    product = Product(ctx, form, (512, 384, 256))
-    product.x, product.w = (
-        cupy.asarray(rng.standard_normal(a.shape).astype(a.dtype)) for a in (product.x, product.w)
-    )
+    sleep, product = cupy.RawKernel(SLEEP, "sleep"), standard_normal(form, ctx)
     plans = []
     for mma in (False, True):
         monkeypatch.setattr(algorithms, "by_mma", lambda capability, mma=mma: mma)
@@ -217,11 +228,7 @@ def test_views_that_no_tensor_map_can_reach(ctx, form):
         wide = cupy.zeros((whole.shape[0], whole.shape[1] + 3), whole.dtype)
         wide[:, 1:-2] = whole
         setattr(product, name, wide[:, 1:-2])
-    out = cupy.full((product.expected.shape[0], product.expected.shape[1] + 5), 7, product.x.dtype)
-    product(out=out[:, 3:-2])
-    product.check(out[:, 3:-2].copy())
-    around = np.concatenate([out[:, :3].get(), out[:, -2:].get()], axis=1).astype(float)
-    assert ctx.comm.allgather(bool((around == 7).all())) == [True] * ctx.size
+    into_a_part(ctx, product)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -256,12 +263,7 @@ def test_forms_and_sizes_in_turn(ctx):
 def test_the_same_bits_in_every_run(ctx, form):
     import cupy
 
-    rng = np.random.default_rng(3)
-    t, n, k = 512, 384, 256
-    product = Product(ctx, form, (t, n, k))
-    product.x, product.w = (
-        cupy.asarray(rng.standard_normal(a.shape).astype(a.dtype)) for a in (product.x, product.w)
-    )
+    product = standard_normal(form, ctx)
     with pb.plan(form, product.x, product.w, ctx, algo="one_kernel") as plan:
         first = plan().view(np.uint16).copy()
         differ = cupy.zeros((), np.int64)
