@@ -158,3 +158,9 @@ def agreed_error(ctx, kind, words, call, *args, **kwargs):
         return f"the ranks differ: {texts}"
     missing = [word for word in words if word not in text]
     return f"{text!r} lacks {missing}" if missing else None
+
+
+def refuses(ctx, kind, words, call, *args, **kwargs):
+    """Fail unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
+    wrong = agreed_error(ctx, kind, words, call, *args, **kwargs)
+    assert not wrong, f"{getattr(call, '__name__', call)}: {wrong}"

@@ -15,7 +15,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, scattered, unlike
+from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, refuses, scattered, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -100,7 +100,7 @@ def every_plan(comm):
             words = ["unexpected keyword argument 'nonsense'"]
             refused = agreed_error(ctx, TypeError, words, pb.plan, function, *args, **how, nonsense=1)
             yield f"{name}: nonsense", refused
-            yield f"{name}: no operands", agreed_error(ctx, TypeError, ["'"], pb.plan, function.__name__)
+            refuses(ctx, TypeError, ["'"], pb.plan, function.__name__)
 
         def matmul(a, b):
             """Called like an algorithm of pblasmp."""
@@ -112,26 +112,26 @@ def every_plan(comm):
             (pb.plan, "pblasmp.planning.plan"),
         ):
             words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
-            yield got, agreed_error(ctx, pb.ArgumentError, words, pb.plan, wrong, a, a)
+            refuses(ctx, pb.ArgumentError, words, pb.plan, wrong, a, a)
         x, w, last = np.ones((4, 2)), np.ones((4, 2)), ctx.size - 1
         for call in ("plan", "tune"):
             function, begins = getattr(pb, call), f"{call}: "
             name = "matmull" if ctx.rank == last else "matmul"
             words = [begins + "expected one of the functions", "got 'matmull'"]
-            yield f"{call} matmull", agreed_error(ctx, pb.ArgumentError, words, function, name, a, a)
+            refuses(ctx, pb.ArgumentError, words, function, name, a, a)
             name = "matmul_reduce" if ctx.rank == last else "matmul_allreduce"
             words = [begins + "expected one of the functions", "got 'matmul_reduce'"]
-            yield f"{call} reduce", agreed_error(ctx, pb.ArgumentError, words, function, name, x, w, ctx)
+            refuses(ctx, pb.ArgumentError, words, function, name, x, w, ctx)
             how = {"nonsense": 1} if ctx.rank == last else {}
             words = [begins + "matmul: got an unexpected keyword argument 'nonsense'"]
-            yield f"{call} nonsense", agreed_error(ctx, TypeError, words, function, "matmul", a, a, **how)
+            refuses(ctx, TypeError, words, function, "matmul", a, a, **how)
             for name, args, missing in (
                 ("matmul", (), "a"),
                 ("matmul_allreduce", (x, w), "ctx"),
                 ("syrk", (), "a"),
             ):
                 words = [f"{begins}{name}: missing a required argument: '{missing}'"]
-                yield f"{call} {name}", agreed_error(ctx, TypeError, words, function, name, *args)
+                refuses(ctx, TypeError, words, function, name, *args)
 
 
 def by_name(comm):
@@ -159,11 +159,8 @@ def by_name(comm):
             names = ", ".join(map(repr, ("auto", *NAMES[name])))
             words = [f"algo: the host engine has {names} here, got 'summa'"]
             how = {**how, "algo": "summa"}
-            yield f"{name} summa", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
-            yield (
-                f"{name} plan",
-                agreed_error(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how),
-            )
+            refuses(ctx, pb.UnsupportedError, words, function, *args, **how)
+            refuses(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how)
             if ctx.size > 1:
                 how["algo"] = "push" if ctx.rank else "auto"
                 refused = agreed_error(ctx, pb.RankMismatchError, ["rank 0"], function, *args, **how)
@@ -180,12 +177,12 @@ def refusals(comm):
             if name in ("matmul", "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", *FORMS):
                 words = [f"algo {algo!r}: compute: the host engine takes only None, got 'tf32'"]
                 how = {**how, "compute": "tf32", "algo": algo}
-                yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+                refuses(ctx, pb.UnsupportedError, words, function, *args, **how)
                 del how["algo"]
                 words = [
                     "no algorithm of the host engine takes this problem: compute: the host engine takes only None"
                 ]
-                yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+                refuses(ctx, pb.UnsupportedError, words, function, *args, **how)
         uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}
         even = {form: Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p) for form in FORMS}
         gathered = {"return_gathered": True}
@@ -195,23 +192,23 @@ def refusals(comm):
             return n + 1 if ctx.rank == 0 else n
 
         x, w = np.zeros((2, three(3)), "f4"), np.zeros((4, three(3)), "f4")
-        for case, words, function, args, how in (
-            ("gathered x", "algo 'gathered': it does not return the gathered X", pb.allgather_matmul,
+        for words, function, args, how in (
+            ("algo 'gathered': it does not return the gathered X", pb.allgather_matmul,
              (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
-            ("columns", "algo: the host engine has 'auto', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
+            ("algo: the host engine has 'auto', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
              (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
-            *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, expected",
+            *(((f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, expected",
                 pb.matmul_allreduce, (x, w), {"algo": "sum"}),
-               ("outputs", f"algo 'shared': outputs are {[4, *[3] * (p - 1)]} on the ranks", pb.allgather_matmul,
+               (f"algo 'shared': outputs are {[4, *[3] * (p - 1)]} on the ranks", pb.allgather_matmul,
                 (np.zeros((2, 5), "f4"), np.zeros((three(3), 5), "f4")), {"algo": "shared"})) if p > 2 else ()),
         ):  # fmt: skip
-            yield case, agreed_error(ctx, pb.UnsupportedError, [words], function, *args, ctx, **how)
+            refuses(ctx, pb.UnsupportedError, [words], function, *args, ctx, **how)
         for form, case in uneven.items():
             yield f"{form} takes any split", unlike(case(ctx, algo="push"), case.expected())
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(p))
         a, half = ctx.zeros(d), ctx.zeros(replace(d, dtype="float16"))
         words = ["algo 'panels': syrk is for float32, float64, complex64 and complex128, got float16"]
-        yield "half", agreed_error(ctx, pb.UnsupportedError, words, pb.blas.syrk, half, algo="panels")
+        refuses(ctx, pb.UnsupportedError, words, pb.blas.syrk, half, algo="panels")
         transport, sharing = ctx.engine.transport, ctx.engine.transport.why_not_shared
         transport.why_not_shared = "no memfd here"
         for function, args in (
@@ -230,7 +227,7 @@ def refusals(comm):
         of_columns = ctx.zeros(q.a), ctx.zeros(q.b)
         how = {"op_b": "T", "scheme": "allgather_matmul", "algo": "push"}
         words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
-        yield "rows", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
+        refuses(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
         how = {"op_a": "T", "scheme": "allgather_matmul", "algo": "push"}
         yield "and these are", misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4"))
         if p > 1:
@@ -238,7 +235,7 @@ def refusals(comm):
             x, w = ctx.zeros(q.a), ctx.zeros(q.b)
             how = {"op_a": "T", "scheme": "matmul_allreduce", "algo": "push"}
             words = [f"algo 'push': the operands are on {p - 1} ranks; this algorithm needs all {p}"]
-            yield "fewer ranks", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, x, w, **how)
+            refuses(ctx, pb.UnsupportedError, words, pb.matmul, x, w, **how)
 
 
 def said_alike(found, reported):
@@ -479,10 +476,7 @@ def repeated_by_some(comm):
             )
             yield "another number on one rank", fault
             words = [f"on rank {comm.size - 1}", "expected a DistributedMatrix"]
-            yield (
-                "no matrix on one rank",
-                agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, 3 if last else b),
-            )
+            refuses(ctx, pb.ArgumentError, words, pb.matmul, a, 3 if last else b)
         alpha, x = Changing(), np.ones((4, 4))
         for turn in range(4):
             alpha.value = float(turn)
@@ -493,10 +487,7 @@ def repeated_by_some(comm):
             pb.matmul(a, b, out=y)
         out = b if last else y
         words = ["out: shares memory with b"]
-        yield (
-            "out is an operand, on one rank",
-            agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, out=out),
-        )
+        refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, out=out)
         y, count, made = counted(ctx, pb.matmul, a, b, out=y)
         few = (count, made) == (int(comm.size > 1), 0)
         yield "afterwards", unlike(y.local, twelve) or (None if few else f"{count} votes")

@@ -23,6 +23,7 @@ from tests.helpers.cases import (
     layout,
     misplaced,
     numbers,
+    refuses,
     scattered,
 )
 from tests.helpers.mpi import run_mpi
@@ -106,7 +107,7 @@ def types(comm):
                 a = scattered(ctx, d, x)
                 if d.dtype.kind == "c" and pb.dtypes.as_dtype(to).kind != "c":
                     words = [f"{of} does not convert to {to}"]
-                    yield f"{of} as {to}", agreed_error(ctx, pb.ArgumentError, words, a.astype, to)
+                    refuses(ctx, pb.ArgumentError, words, a.astype, to)
                 else:
                     b = a.astype(to)
                     copied = b is not a and not np.shares_memory(a.local, b.local)
@@ -114,10 +115,7 @@ def types(comm):
                         f"{of} as {to}",
                         first(misplaced(b, x.astype(b.dtype)), None if copied else "no copy"),
                     )
-        yield (
-            "a type that is none",
-            agreed_error(ctx, pb.ArgumentError, ["float16", "int32"], a.astype, "int32"),
-        )
+        refuses(ctx, pb.ArgumentError, ["float16", "int32"], a.astype, "int32")
 
 
 class Knows:
@@ -150,29 +148,23 @@ def errors(comm):
         if comm.size == 4:
             square, line = (ctx.zeros((6, 6), grid=grid, block=2) for grid in ("2x2", "1x4"))
             yield "grids", misplaced(square @ line, np.zeros((6, 6)))
-        yield "shapes", agreed_error(ctx, pb.ArgumentError, ["+", "(6, 8)", "(8, 6)"], operator.add, a, b)
+        refuses(ctx, pb.ArgumentError, ["+", "(6, 8)", "(8, 6)"], operator.add, a, b)
         words = ["another context"]
-        yield "contexts", agreed_error(ctx, pb.ArgumentError, words, operator.sub, a, other.zeros(d))
-        yield "complex", agreed_error(ctx, pb.ArgumentError, ["*=", "complex128"], operator.imul, a, 2j)
-        yield (
-            "complex /=",
-            agreed_error(ctx, pb.ArgumentError, ["complex128", "float64"], operator.itruediv, a, c),
-        )
-        yield "huge", agreed_error(ctx, pb.ArgumentError, ["scalar"], operator.mul, a, 10**400)
+        refuses(ctx, pb.ArgumentError, words, operator.sub, a, other.zeros(d))
+        refuses(ctx, pb.ArgumentError, ["*=", "complex128"], operator.imul, a, 2j)
+        refuses(ctx, pb.ArgumentError, ["complex128", "float64"], operator.itruediv, a, c)
+        refuses(ctx, pb.ArgumentError, ["scalar"], operator.mul, a, 10**400)
         frozen = a.local.copy(order=d.order)
         frozen.flags.writeable = comm.rank != last
         fixed = ctx.from_local(frozen, d)
-        yield "read-only", agreed_error(ctx, pb.ArgumentError, ["read-only"], operator.iadd, fixed, 1)
-        yield (
-            "read-only part",
-            agreed_error(ctx, pb.ArgumentError, ["read-only"], fixed.__setitem__, np.s_[:, :], 1),
-        )
+        refuses(ctx, pb.ArgumentError, ["read-only"], operator.iadd, fixed, 1)
+        refuses(ctx, pb.ArgumentError, ["read-only"], fixed.__setitem__, np.s_[:, :], 1)
         for name, wrong in (("list", [1]), ("array", np.ones((6, 8))), ("text", "2"), ("None", None)):
             words = ["scatter"] if name == "array" else []
             for symbol, function in (SYMBOLS | IN_PLACE | {"@": operator.matmul}).items():
-                yield f"{symbol} {name}", agreed_error(ctx, TypeError, words, function, a, wrong)
+                refuses(ctx, TypeError, words, function, a, wrong)
                 if symbol not in IN_PLACE:
-                    yield f"{name} {symbol}", agreed_error(ctx, TypeError, words, function, wrong, a)
+                    refuses(ctx, TypeError, words, function, wrong, a)
         for symbol, function in (SYMBOLS | IN_PLACE | {"@": operator.matmul}).items():
             right = a.T if symbol == "@" else 2
             # these have operators of their own
@@ -188,27 +180,21 @@ def errors(comm):
                 array("d", [2]),
             ):
                 given, words = odd if comm.rank == last else right, [type(odd).__name__]
-                yield (
-                    f"{symbol} {type(odd).__name__}",
-                    agreed_error(ctx, TypeError, words, function, a, given),
-                )
+                refuses(ctx, TypeError, words, function, a, given)
             yield f"{symbol} its own", None if function(a, Knows()) == "mine" else "not asked"
         mixed = a if comm.rank != last else d
-        yield "one layout", agreed_error(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
-        yield "masked", agreed_error(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))
-        yield "an item", agreed_error(ctx, TypeError, ["str"], a.__setitem__, np.s_[:, :], "7")
+        refuses(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
+        refuses(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))
+        refuses(ctx, TypeError, ["str"], a.__setitem__, np.s_[:, :], "7")
         shape = ["(6, 8)", "(8, 6)"]
-        yield (
-            "an item of another shape",
-            agreed_error(ctx, pb.ArgumentError, shape, a.__setitem__, np.s_[:, :], b),
-        )
+        refuses(ctx, pb.ArgumentError, shape, a.__setitem__, np.s_[:, :], b)
         if comm.size > 1:
             mine = 2 if comm.rank != last else 3
             words = ["matrix *", f"3 on rank {last}"]
-            yield "scalars differ", agreed_error(ctx, pb.RankMismatchError, words, operator.mul, a, mine)
+            refuses(ctx, pb.RankMismatchError, words, operator.mul, a, mine)
             call = operator.add if comm.rank != last else operator.sub
             words = ["matrix -", "matrix +"]
-            yield "operators differ", agreed_error(ctx, pb.RankMismatchError, words, call, a, a)
+            refuses(ctx, pb.RankMismatchError, words, call, a, a)
             ones = ctx.full(d, 1.0)
             moved = ones.redistribute(block=5)
             for name, write in (
@@ -216,7 +202,7 @@ def errors(comm):
                 ("a number in a part", lambda: a.__setitem__(np.s_[1:, 2:], mine)),
                 ("-= of other matrices", lambda: a.__isub__(ones if comm.rank != last else moved)),
             ):
-                yield f"{name}, ranks differ", agreed_error(ctx, pb.RankMismatchError, [], write)
+                refuses(ctx, pb.RankMismatchError, [], write)
                 yield f"{name}, ranks differ, and nothing is written", misplaced(a, np.zeros(d.shape))
         yield "and all is well", misplaced(a + 1, np.ones(d.shape))
         small = ctx.full(d, 60000).astype("float16")
@@ -230,28 +216,25 @@ def errors(comm):
 def no_array(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((6, 8), block=2)
-        yield "asarray", agreed_error(ctx, TypeError, ["gather()"], np.asarray, a)
-        yield "array", agreed_error(ctx, TypeError, ["gather()"], np.array, a)
-        yield "a list of it", agreed_error(ctx, TypeError, ["gather()"], np.array, [a])
+        refuses(ctx, TypeError, ["gather()"], np.asarray, a)
+        refuses(ctx, TypeError, ["gather()"], np.array, a)
+        refuses(ctx, TypeError, ["gather()"], np.array, [a])
         for function in (np.sum, np.linalg.norm, np.transpose, np.copy, np.shape, np.dot, np.allclose):
             arguments = (a, a) if function in (np.dot, np.allclose) else (a,)
             words = ["numpy", function.__name__, "gather()"]
-            yield function.__name__, agreed_error(ctx, TypeError, words, function, *arguments)
-        yield "ufunc", agreed_error(ctx, TypeError, [], np.sin, a)
-        yield "truth", agreed_error(ctx, TypeError, ["has no truth value"], bool, a)
+            refuses(ctx, TypeError, words, function, *arguments)
+        refuses(ctx, TypeError, [], np.sin, a)
+        refuses(ctx, TypeError, ["has no truth value"], bool, a)
         for compared in (operator.eq, operator.ne):
             for right in (a, ctx.eye(4), 1, None, np.zeros((6, 8))):
                 words = ["A == B and A != B", "pb.allclose(A, B)", "`is`"]
                 wrong = agreed_error(ctx, TypeError, words, compared, a, right)
                 yield f"{compared.__name__} {type(right).__name__}", wrong
-        yield (
-            "an array on the left",
-            agreed_error(ctx, TypeError, ["A == B"], operator.eq, np.zeros((6, 8)), a),
-        )
+        refuses(ctx, TypeError, ["A == B"], operator.eq, np.zeros((6, 8)), a)
         other = ctx.eye(4)
         same = a in [other, a][1:] and {a: 1}[a] == 1 and len({a, other}) == 2
         yield "identity", None if same else "not itself"
-        yield "iteration", agreed_error(ctx, TypeError, ["not iterable"], list, a)
+        refuses(ctx, TypeError, ["not iterable"], list, a)
         found = (a.ndim, a.size, len(a), a.shape)
         yield "sizes", None if found == (2, 48, 6, (6, 8)) else f"{found}"
         text = repr(a), repr(a.T), repr(a[1:3, 2:5]), repr(ctx)

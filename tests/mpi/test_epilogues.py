@@ -18,6 +18,7 @@ from tests.helpers.cases import (
     misplaced,
     numbers,
     pick,
+    refuses,
     scattered,
     unlike,
 )
@@ -207,15 +208,12 @@ def refused(comm):
             ("bias_grad_b: shares memory with d", pb.Epilogue(bias_grad_b=result.local[0])),
         ):
             x, y = ctx.zeros(padded.a), ctx.zeros(padded.b)
-            yield (
-                name,
-                agreed_error(ctx, pb.ArgumentError, [name], pb.matmul, x, y, out=result, epilogue=epilogue),
-            )
+            refuses(ctx, pb.ArgumentError, [name], pb.matmul, x, y, out=result, epilogue=epilogue)
         z = ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="complex64"))
         for activation, array in (("relu", "bias"), ("gelu", "aux")):
             there = pb.Epilogue(activation, **{array: np.zeros(8, np.complex64)})
             words = [f"epilogue: '{activation}' is only for real types, D is complex64"]
-            yield words[0], agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, z, z, epilogue=there)
+            refuses(ctx, pb.UnsupportedError, words, pb.matmul, z, z, epilogue=there)
         wide_a = ctx.zeros(pb.MatrixDescriptor((26, 8), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         found = pb.matmul(wide_a, b, out=part_of_out[1:27, :], epilogue=pb.Epilogue("relu"))
@@ -225,7 +223,7 @@ def refused(comm):
             yield "mixed", error(["activation: relu", "activation: gelu"], mixed, pb.RankMismatchError)
             mixed = pb.Epilogue("relu", bias=bias if ctx.rank else None)
             yield "on some ranks", error(["bias: None", "bias: an array"], mixed, pb.RankMismatchError)
-        yield "no such aux", agreed_error(ctx, pb.ArgumentError, ["activation"], ctx.empty_aux, p.d, "tanh")
+        refuses(ctx, pb.ArgumentError, ["activation"], ctx.empty_aux, p.d, "tanh")
         nothing = pb.matmul(a, b, out=out, epilogue=pb.Epilogue())
         yield "nothing follows", None if not nothing.local.any() else "D is not zero"
 

@@ -22,7 +22,7 @@ import zarr
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix.io import hdf5, saving, temporary
-from tests.helpers.cases import TYPES, agreed_error, first
+from tests.helpers.cases import TYPES, agreed_error, first, refuses
 from tests.helpers.interrupts import steps
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn
@@ -82,14 +82,8 @@ def locked(comm, directory):
             opened = h5py.File(path, mode) if comm.rank == comm.size - 1 else None
             comm.Barrier()
             before = on_rank_0(comm, lambda: tree(directory))
-            yield (
-                f"open in h5py, {mode}",
-                agreed_error(ctx, pb.ArgumentError, words, a.save, path, dataset="a"),
-            )
-            yield (
-                f"open in h5py, {mode}: open_file",
-                agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, path),
-            )
+            refuses(ctx, pb.ArgumentError, words, a.save, path, dataset="a")
+            refuses(ctx, pb.ArgumentError, words, ctx.open_file, path)
             after = on_rank_0(comm, lambda: tree(directory))
             yield f"open in h5py, {mode}: untouched", None if after == before else f"{sorted(after)}"
             if opened is not None:
@@ -101,21 +95,15 @@ def locked(comm, directory):
             comm.Barrier()
             words = ["another program writes it"]
             with changed(hdf5, PATIENCE_SECONDS=0.02):
-                yield "load", agreed_error(ctx, pb.ArgumentError, words, ctx.load, path, dataset="old")
+                refuses(ctx, pb.ArgumentError, words, ctx.load, path, dataset="old")
         comm.Barrier()
         words = ["is locked", "open_file"]
         for where in (path, new):
             with ctx.open_file(where) as file:
                 a.save(file, dataset="one")
-                yield (
-                    f"{where.name} in its own block",
-                    agreed_error(ctx, pb.ArgumentError, words, a.save, where, dataset="a"),
-                )
-                yield f"{where.name} twice", agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, where)
-                yield (
-                    f"{where.name} in another context",
-                    agreed_error(other, pb.ArgumentError, words, b.save, where, dataset="b"),
-                )
+                refuses(ctx, pb.ArgumentError, words, a.save, where, dataset="a")
+                refuses(ctx, pb.ArgumentError, words, ctx.open_file, where)
+                refuses(other, pb.ArgumentError, words, b.save, where, dataset="b")
                 if (
                     where == path
                 ):  # a save changes nothing in the old file, so its lock keeps nobody from loading
@@ -153,7 +141,7 @@ def changed_meanwhile(comm, directory):
 
         for number, (where, call) in enumerate([(path, by_save), (new, by_block), (path, by_block)]):
             words = ["another program", where.name]
-            yield f"{number}", agreed_error(ctx, pb.ArgumentError, words, call, where)
+            refuses(ctx, pb.ArgumentError, words, call, where)
             found = on_rank_0(comm, lambda where=where: sorted(h5py.File(where, locking=False)))
             expected = ["old", "other"] if where == path else ["other"]
             left = on_rank_0(comm, lambda: [x for x in names(directory) if "pblasmp" in x])
@@ -180,7 +168,7 @@ def halfway(comm, directory):
                 )
                 assert first_error is None, first_error
 
-        yield "dropped", agreed_error(ctx, pb.ClosedError, ["could not be saved"], call)
+        refuses(ctx, pb.ClosedError, ["could not be saved"], call)
         yield "nothing is left", None if names(directory) == [] else f"{names(directory)}"
 
 
@@ -281,7 +269,7 @@ def referred(comm, directory):
             before = on_rank_0(comm, lambda how=how: (make(how), path.read_bytes())[1])
             other = ctx.zeros((3, 3), block=2)
             words = ["refers to it", "'x'"]
-            yield how, agreed_error(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
+            refuses(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
             yield f"{how}: untouched", None if on_rank_0(comm, path.read_bytes) == before else "changed"
             address = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
             ctx.full((4, 4), 5.0, block=2).save(path, dataset="x")
@@ -337,24 +325,18 @@ def led_out(comm, directory):
         temporary_names = [f"p/.x.pblasmp-0123456789abcdef.{ending}" for ending in ("tmp", "old")]
         for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x", *temporary_names):
             where = Path(directory) / "new.zarr"
-            yield (
-                f"Zarr, {name!r}",
-                agreed_error(ctx, pb.ArgumentError, ["expected a name"], a.save, where, dataset=name),
-            )
+            refuses(ctx, pb.ArgumentError, ["expected a name"], a.save, where, dataset=name)
         for name, dataset in (
             ("n.zarr", "p/" + "n" * 300),
             ("n" * 300 + ".npy", None),
             ("n" * 300 + ".zarr", None),
         ):
             words = [os.strerror(errno.ENAMETOOLONG)]
-            yield (
-                f"long {name[:6]}",
-                agreed_error(ctx, OSError, words, a.save, Path(directory) / name, dataset=dataset),
-            )
+            refuses(ctx, OSError, words, a.save, Path(directory) / name, dataset=dataset)
         for name, dataset in (("a\0.npy", None), ("a\0.h5", "x"), ("a\0.zarr", None)):
             where = f"{directory}/{name}"
-            yield f"{name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
-            yield f"load {name!r}", agreed_error(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
+            refuses(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
+            refuses(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
         for name in ("virtual", "ext/c"):
             yield f"load {name}", None if values_of(ctx, main, name) == [1] else "wrong"
         after = on_rank_0(comm, lambda: tree(directory))
@@ -460,12 +442,7 @@ def replaced_while_loaded(comm, directory):
                     where[1].rename(where[0])
 
             words = ["was replaced while it was loaded"]
-            yield (
-                kind,
-                agreed_error(
-                    ctx, pb.ArgumentError, words, ctx.load, where[0], dataset=dataset, progress=progress
-                ),
-            )
+            refuses(ctx, pb.ArgumentError, words, ctx.load, where[0], dataset=dataset, progress=progress)
             comm.Barrier()
             if comm.rank == 0:
                 shutil.rmtree(here / "old")
@@ -597,43 +574,37 @@ def crafted(comm, directory):
         for name in RUNS_CODE:
             word = "Python objects" if name in ("objects", "two types") else "is not one of those"
             path = here / f"{name}.zarr"
-            yield name, agreed_error(ctx, pb.ArgumentError, [word], ctx.load, path)
-            yield f"save over {name}", agreed_error(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
+            refuses(ctx, pb.ArgumentError, [word], ctx.load, path)
+            refuses(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
         for name, (_, kind) in ABSURD.items():
             word = "array" if kind is MemoryError else f"{name}.zarr: not a readable"
-            yield name, agreed_error(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
+            refuses(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
         for name, kind in (
             ("small chunks", pb.ArgumentError),
             ("large chunks", pb.ArgumentError),
             ("extents", MemoryError),
             ("virtual", MemoryError),
         ):
-            yield (
-                f"HDF5: {name}",
-                agreed_error(
-                    ctx,
-                    kind,
-                    ["array" if kind is MemoryError else "chunks"],
-                    ctx.load,
-                    here / "x.h5",
-                    dataset=name,
-                ),
+            refuses(
+                ctx,
+                kind,
+                ["array" if kind is MemoryError else "chunks"],
+                ctx.load,
+                here / "x.h5",
+                dataset=name,
             )
         words = ["no dataset 'none'", "'d1'", "and more"]
-        yield (
-            "many names",
-            agreed_error(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none"),
-        )
+        refuses(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none")
         for name, (_, word) in NO_CHUNKS.items():
             path = here / f"chunk, {name}.zarr"
-            yield path.name, agreed_error(ctx, pb.ArgumentError, [path.name, word], ctx.load, path)
+            refuses(ctx, pb.ArgumentError, [path.name, word], ctx.load, path)
         for name in ("time", "three bytes", "tag", "mark", "circle"):
             words = ["unreadable.h5", repr(f"/{name}") if name != "circle" else "no dataset 'circle'"]
             load = ctx.load, here / "unreadable.h5"
-            yield f"HDF5: {name}", agreed_error(ctx, pb.ArgumentError, words, *load, dataset=name)
+            refuses(ctx, pb.ArgumentError, words, *load, dataset=name)
         for name in ("pipe.zarr", "pipe.h5", "attributes.zarr", "sparse.zarr"):
-            yield name, agreed_error(ctx, pb.ArgumentError, [name], ctx.load, here / name)
-        yield "bool", agreed_error(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
+            refuses(ctx, pb.ArgumentError, [name], ctx.load, here / name)
+        refuses(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
         after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
         yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
 
@@ -653,10 +624,7 @@ def zarr_saves(comm, directory):
                 zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
                 zarr.open_group(path, mode="a")
 
-        yield (
-            "a failure",
-            agreed_error(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing),
-        )
+        refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
         yield (
             "a failure leaves no groups",
             None if on_rank_0(comm, lambda: names(here)) == [] else "left",
@@ -690,10 +658,7 @@ def zarr_saves(comm, directory):
         here_too = here / "new.zarr"
         with changed(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
             words = ["another job made", "new.zarr"]
-            yield (
-                "at the same moment",
-                agreed_error(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x"),
-            )
+            refuses(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x")
         if comm.rank == 0:  # a job was killed between two renames
             shutil.rmtree(here_too)
             left = here / ".g.zarr.pblasmp-0123456789abcdef.tmp"
@@ -713,7 +678,7 @@ def zarr_saves(comm, directory):
         if comm.rank == 0:
             (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
         words = ["notes.txt", "not replaced"]
-        yield "a user's file", agreed_error(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
+        refuses(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
         left = on_rank_0(comm, lambda: names(here))
         yield "nothing else", None if left == ["g.zarr", "old.zarr", "old_group.zarr"] else f"{left}"
 

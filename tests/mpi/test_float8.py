@@ -9,7 +9,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import float8
-from tests.helpers.cases import agreed_error, first, misplaced
+from tests.helpers.cases import agreed_error, first, misplaced, refuses
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn, only_long
 
@@ -70,15 +70,11 @@ def refused(comm):
         blocks = pb.Scales(*(np.zeros(size, np.uint8) for size in sizes), mode="block")
         words = ["takes this problem: scales of mode 'block' are for cuBLASMp on Blackwell GPUs"]
         yield "block", error(pb.UnsupportedError, words, blocks)
-        yield (
-            "ops",
-            agreed_error(ctx, pb.ArgumentError, ["8-bit operands have k contiguous"], pb.matmul, a, b),
-        )
+        refuses(ctx, pb.ArgumentError, ["8-bit operands have k contiguous"], pb.matmul, a, b)
         doubles = ctx.zeros(pb.MatrixDescriptor((16, 16), (16, 16), pb.Grid(1, 1)))
-        yield "float64", agreed_error(
+        refuses(
             ctx, pb.ArgumentError, ["scales: only for 8-bit operands, A is float64"],
-            pb.matmul, doubles, doubles, scales=pb.Scales(a=2.0),
-        )  # fmt: skip
+            pb.matmul, doubles, doubles, scales=pb.Scales(a=2.0))  # fmt: skip
         if ctx.size > 1:
             unlike = pb.Scales(a=1.0 + ctx.rank)
             yield "unlike", error(pb.RankMismatchError, ["a: 1.0", "a: 2.0"], unlike)
@@ -118,10 +114,7 @@ def tensors(comm):
                 wrong = (plan().local.astype(float) != 0.5 * p.k + value).any()
                 yield f"{value}", f"{out.local}" if wrong else None
         other = [torch.float8_e5m2, "local array: dtype is float8_e5m2, expected float8_e4m3fn"]
-        yield (
-            "another type",
-            agreed_error(ctx, pb.ArgumentError, other[1:], ctx.from_local, ones[0].view(other[0]), p.a),
-        )
+        refuses(ctx, pb.ArgumentError, other[1:], ctx.from_local, ones[0].view(other[0]), p.a)
 
 
 def test_tensors_of_pytorch():

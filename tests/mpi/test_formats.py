@@ -15,7 +15,17 @@ import zarr
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix.io import hdf5, saving
-from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+from tests.helpers.cases import (
+    TYPES,
+    agreed_error,
+    first,
+    layout,
+    misplaced,
+    numbers,
+    pick,
+    refuses,
+    unlike,
+)
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn, only_long
 
@@ -131,7 +141,7 @@ def errors(comm, directory):
         for name in ("none.h5", "none.zarr"):
             yield f"load {name}", refused(ctx.load, FileNotFoundError, [name], name, dataset="x")
         npy = str(here / "x.npy")
-        yield "load .npy", agreed_error(ctx, pb.ArgumentError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
+        refuses(ctx, pb.ArgumentError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
         save = (
             ("a.h5", None, ["dataset", "give a name"]),
             ("a.h5", "/", ["expected a name"]),
@@ -188,19 +198,16 @@ def several(comm, directory):
                         values[name] = x
                         ctx.scatter(x if comm.rank == 0 else None, d).save(file, dataset=name)
                 a = ctx.full((20, 20), 7.0, block=3)
-                yield "no name", agreed_error(ctx, pb.ArgumentError, ["give a name"], a.save, file)
+                refuses(ctx, pb.ArgumentError, ["give a name"], a.save, file)
                 call = other.zeros((2, 2)).save, file
-                yield (
-                    "not its own",
-                    agreed_error(ctx, pb.ArgumentError, ["another context"], *call, dataset="a"),
-                )
+                refuses(ctx, pb.ArgumentError, ["another context"], *call, dataset="a")
                 comm.Barrier()
                 yield f"{turn}: not there before it is whole", None if turn == path.exists() else "there"
                 comm.Barrier()
             for name, x in values.items():
                 yield f"{turn}: {name}", misplaced(ctx.load(path, dataset=name, block=3), x)
         yield "copied once", None if len(copies) == (comm.rank == 0) else f"{len(copies)} copies"
-        yield "closed", agreed_error(ctx, pb.ClosedError, ["the file is closed"], a.save, file, dataset="a")
+        refuses(ctx, pb.ClosedError, ["the file is closed"], a.save, file, dataset="a")
     hdf5.shutil.copyfile = copyfile
 
 
@@ -236,21 +243,18 @@ def unfinished(comm, directory):
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
         a = ctx.full((20, 20), 7.0, block=3)
         a.save(here / "x.h5", dataset="old")
-        yield "an exception", agreed_error(ctx, ZeroDivisionError, [], leave_with_error)
+        refuses(ctx, ZeroDivisionError, [], leave_with_error)
         yield "an exception leaves nothing", left()
         words = ["could not be saved"]
-        yield "no room, and going on", agreed_error(ctx, pb.ClosedError, words, go_on_after_error)
+        refuses(ctx, pb.ClosedError, words, go_on_after_error)
         yield "no room leaves nothing", first(*wrong, left())
         for name in ("y.npy", "y.zarr"):
             words = ["expected an HDF5 file"]
-            yield name, agreed_error(ctx, pb.ArgumentError, words, ctx.open_file, here / name)
-        yield (
-            "no folder",
-            agreed_error(ctx, FileNotFoundError, ["gone"], ctx.open_file, here / "gone" / "y.h5"),
-        )
+            refuses(ctx, pb.ArgumentError, words, ctx.open_file, here / name)
+        refuses(ctx, FileNotFoundError, ["gone"], ctx.open_file, here / "gone" / "y.h5")
         if comm.size > 1:
             path = here / f"{min(comm.rank, 1)}.h5"
-            yield "two files", agreed_error(ctx, pb.RankMismatchError, ["open_file"], ctx.open_file, path)
+            refuses(ctx, pb.RankMismatchError, ["open_file"], ctx.open_file, path)
         yield "errors leave nothing", left()
         other.open_file(here / "z.h5")
     yield "a file that is open when its context closes", left()

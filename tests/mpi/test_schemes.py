@@ -21,6 +21,7 @@ from tests.helpers.cases import (
     numbers,
     pick,
     product,
+    refuses,
     scattered,
 )
 from tests.helpers.mpi import run_mpi
@@ -107,7 +108,7 @@ def pushed(comm):
                 words, how["beta"] = ["algo 'push': C may differ from rank to rank"], 1
             if words:
                 call = partial(one, ctx, rng, p, "push", **how)
-                yield f"{case} is refused", agreed_error(ctx, pb.UnsupportedError, words, call)
+                refuses(ctx, pb.UnsupportedError, words, call)
         missing = {*itertools.product(MAKERS, "CF")} - taken
         yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
 
@@ -174,18 +175,8 @@ def refused(comm):
         p = pb.MatmulProblem.allgather_matmul(4, 4, 4, ranks, order="F", dtype="float32")
         a, b = ctx.zeros(p.a), ctx.zeros(p.b)
         mine = AG if comm.rank else "gemm"
-        yield (
-            "another scheme on one rank",
-            agreed_error(
-                ctx,
-                (pb.ArgumentError, pb.RankMismatchError),
-                ["rank"],
-                pb.matmul,
-                a,
-                b,
-                op_a="T",
-                scheme=mine,
-            ),
+        refuses(
+            ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_a="T", scheme=mine
         )
 
 
@@ -229,7 +220,7 @@ def unread_c(comm):
                 assert (pb.matmul(a, b, c, algo=name, **how).local == 8 * comm.size).all()
         wrong = ctx.zeros(p.a)
         words = ["c: shape is"]
-        yield "a wrong C", agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, wrong, out=c, **how)
+        refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, wrong, out=c, **how)
 
 
 def test_a_c_that_is_not_read_changes_nothing():

@@ -13,7 +13,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
+from tests.helpers.cases import TYPES, agreed_error, first, pick, refuses, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, sizes
@@ -116,74 +116,63 @@ def misuse(comm):
 
         frozen = np.zeros((2 * p, 3), np.float32)
         frozen.flags.writeable = False
-        for name, words, args, how in (
-            ("inputs differ", ["x: the last dimension is 3, expected w's 4 inputs", f"rank {p - 1}" if p > 1 else ""],
+        for words, args, how in (
+            (["x: the last dimension is 3, expected w's 4 inputs", f"rank {p - 1}" if p > 1 else ""],
              (unless_last(x, x[:, :3].copy()), w), {}),
-            ("a list", ["x: local array: expected a NumPy array", "list"], (unless_last(x, [1.0]), w), {}),
-            ("1D", ["x: shape is (4,), expected (tokens, ..., inputs)"], (x[0], w), {}),
-            ("3D weights", ["w: shape is", "expected 2 dimensions"], (x, w[None]), {}),
-            ("types", ["w: dtype is float32, expected float64 like x"], (x.astype("f8"), w), {}),
-            ("type of the result", ["result: dtype is float64, expected float32"], (x, w), {"dtype": "float64"}),
-            ("Fortran order", ["x: shape", "expected C order"], (np.asfortranarray(x), w), {}),
-            ("no c", ["c: beta is 2"], (x, w), {"beta": 2}),
-            ("shape of c", ["c: shape is (1, 3), expected"], (x, w), {"beta": 2, "c": x[:1, :3].copy()}),
-            ("shape of out", ["out: shape is (1, 3), expected"], (x, w), {"out": x[:1, :3].copy()}),
-            ("read-only out", ["out: is read-only"], (x, w), {"out": frozen}),
-            ("bias", ["bias: shape (5,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(5, np.float32)}),
-            ("activation", ["activation: expected None, 'relu' or 'gelu', got 'tanh'"], (x, w), {"activation": "tanh"}),
-            ("two activations", ["activation: expected None"], (x, w), {"activation": np.array(["relu", "gelu"])}),
-            ("alpha", ["alpha:", "complex"], (x, w), {"alpha": 1j}),
-            ("no rows", ["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
-            ("algos", ["algo: expected a string, got ['auto']"], (x, w), {"algo": ["auto"]}),
-            ("comm_sms", ["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
-            ("a shape", ["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
+            (["x: local array: expected a NumPy array", "list"], (unless_last(x, [1.0]), w), {}),
+            (["x: shape is (4,), expected (tokens, ..., inputs)"], (x[0], w), {}),
+            (["w: shape is", "expected 2 dimensions"], (x, w[None]), {}),
+            (["w: dtype is float32, expected float64 like x"], (x.astype("f8"), w), {}),
+            (["result: dtype is float64, expected float32"], (x, w), {"dtype": "float64"}),
+            (["x: shape", "expected C order"], (np.asfortranarray(x), w), {}),
+            (["c: beta is 2"], (x, w), {"beta": 2}),
+            (["c: shape is (1, 3), expected"], (x, w), {"beta": 2, "c": x[:1, :3].copy()}),
+            (["out: shape is (1, 3), expected"], (x, w), {"out": x[:1, :3].copy()}),
+            (["out: is read-only"], (x, w), {"out": frozen}),
+            (["bias: shape (5,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(5, np.float32)}),
+            (["activation: expected None, 'relu' or 'gelu', got 'tanh'"], (x, w), {"activation": "tanh"}),
+            (["activation: expected None"], (x, w), {"activation": np.array(["relu", "gelu"])}),
+            (["alpha:", "complex"], (x, w), {"alpha": 1j}),
+            (["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
+            (["algo: expected a string, got ['auto']"], (x, w), {"algo": ["auto"]}),
+            (["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
+            (["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
-            yield name, agreed_error(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
+            refuses(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
         halves = [each.astype(np.complex64) for each in (x, w)]
         pieces = {"return_gathered": True}
-        for name, words, args, how in (
-            ("complex activation", ["activation: only for real types"], halves, {"activation": "relu"}),
-            ("algo", ["algo 'shared': it does not return the gathered X"], (x, w), {**pieces, "algo": "shared"}),
-            ("compute", ["compute: the host engine takes only None"], (x, w), {**pieces, "compute": "tf32"}),
+        for words, args, how in (
+            (["activation: only for real types"], halves, {"activation": "relu"}),
+            (["algo 'shared': it does not return the gathered X"], (x, w), {**pieces, "algo": "shared"}),
+            (["compute: the host engine takes only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
-            yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
+            refuses(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
         for shape in ((-2, 4), (2.0, 4)):
             words = ["x: a dimension of its shape"]
-            yield (
-                f"{shape}",
-                agreed_error(ctx, pb.ArgumentError, words, pb.plan, pb.allgather_matmul, shape, w, ctx),
-            )
+            refuses(ctx, pb.ArgumentError, words, pb.plan, pb.allgather_matmul, shape, w, ctx)
         words = ["ctx: expected a pblasmp.Context, got NoneType"]
-        yield "no context", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allreduce, x, w, None)
+        refuses(ctx, pb.ArgumentError, words, pb.matmul_allreduce, x, w, None)
         for product, name in (
             (pb.allgather_matmul, "comm_dtype"),
             (pb.matmul_allreduce, "return_gathered"),
         ):
             words = [f"unexpected keyword argument {name!r}"]
-            yield name, agreed_error(ctx, TypeError, words, pb.plan, product, x, w, ctx, **{name: True})
+            refuses(ctx, TypeError, words, pb.plan, product, x, w, ctx, **{name: True})
         room = np.zeros(8 * p * p, np.float32)
         x2, out = room[: 4 * p].reshape(p, 4), room[p : p + 3 * p * p].reshape(p, 3 * p)
         words = ["out: shares memory with x"]
-        yield "overlap", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, x2, w, ctx, out=out)
+        refuses(ctx, pb.ArgumentError, words, pb.matmul_allgather, x2, w, ctx, out=out)
         words = ["out: shares memory with c"]
         how = {"out": out, "c": room[p + 1 : p + 1 + 3 * p * p].reshape(p, 3 * p), "beta": 1}
-        yield (
-            "c",
-            agreed_error(
-                ctx, pb.ArgumentError, words, pb.matmul_allgather, x[:1].repeat(p, 0), w, ctx, **how
-            ),
-        )
+        refuses(ctx, pb.ArgumentError, words, pb.matmul_allgather, x[:1].repeat(p, 0), w, ctx, **how)
         if p > 1:
-            for name, words, args, how in (
-                ("alpha by rank", ["options", "gave different arguments"], (x, w), {"alpha": comm.rank}),
-                ("weights by rank", ["inputs"], (unless_last(x, x[:, :3].copy()), unless_last(w, w[:, :3].copy())), {}),
-                ("bias on one rank", ["bias"], (x, w), {"bias": unless_last(None, np.zeros(3, np.float32))}),
-                ("memory of w by rank", ["w's outputs come first"], (x, unless_last(w, np.asfortranarray(w))), {}),
+            for words, args, how in (
+                (["options", "gave different arguments"], (x, w), {"alpha": comm.rank}),
+                (["inputs"], (unless_last(x, x[:, :3].copy()), unless_last(w, w[:, :3].copy())), {}),
+                (["bias"], (x, w), {"bias": unless_last(None, np.zeros(3, np.float32))}),
+                (["w's outputs come first"], (x, unless_last(w, np.asfortranarray(w))), {}),
             ):  # fmt: skip
-                yield (
-                    name,
-                    agreed_error(ctx, pb.RankMismatchError, words, pb.allgather_matmul, *args, ctx, **how),
-                )
+                refuses(ctx, pb.RankMismatchError, words, pb.allgather_matmul, *args, ctx, **how)
         yield "and it still works", unlike(case(ctx), case.expected())
     try:
         case(ctx)
@@ -228,17 +217,14 @@ def plans(comm):
                 yield f"{form}, {t}: input buffer", unlike(plan(w=other.local_w), other.expected())
                 words = ["the plan is for"]
                 wider = np.zeros((case.local_x.shape[0] + 1, case.local_x.shape[1]), np.float32)
-                yield f"{form}, {t}: another shape", agreed_error(ctx, pb.ArgumentError, words, plan, wider)
-                yield (
-                    f"{form}, {t}: another type",
-                    agreed_error(
-                        ctx,
-                        pb.ArgumentError,
-                        ["dtype"],
-                        plan,
-                        case.local_x.astype("f8"),
-                        case.local_w.astype("f8"),
-                    ),
+                refuses(ctx, pb.ArgumentError, words, plan, wider)
+                refuses(
+                    ctx,
+                    pb.ArgumentError,
+                    ["dtype"],
+                    plan,
+                    case.local_x.astype("f8"),
+                    case.local_w.astype("f8"),
                 )
                 yield f"{form}, {t}: the last ones are still there", unlike(plan(), other.expected())
                 report = str(plan.report())
@@ -252,7 +238,7 @@ def plans(comm):
                 yield f"{form}, {t}: rows of a wider x", unlike(plan(), case.expected())
                 plan.input_buffer()[...] = other.local_x
                 yield f"{form}, {t}: and its buffer", unlike(plan(w=other.local_w), other.expected())
-            yield f"{form}, {t}: closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
+            refuses(ctx, pb.ClosedError, ["this plan is closed"], plan)
             with pb.plan(
                 form, case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
             ) as plan:
@@ -367,21 +353,18 @@ def tensors(comm):
                 yield f"{form} {dtype} by a plan", None if torch.equal(plan(), y) else "wrong"
         x = torch.zeros(4, 3, dtype=torch.complex64)
         words = ["x: a lazy conjugate"]
-        yield (
-            "a lazy conjugate",
-            agreed_error(
-                ctx,
-                pb.ArgumentError,
-                words,
-                pb.matmul_allgather,
-                x.conj(),
-                torch.zeros(2, 3, dtype=torch.complex64),
-                ctx,
-            ),
+        refuses(
+            ctx,
+            pb.ArgumentError,
+            words,
+            pb.matmul_allgather,
+            x.conj(),
+            torch.zeros(2, 3, dtype=torch.complex64),
+            ctx,
         )
         words = ["w: dtype int64 is not supported"]
         ints = torch.zeros(4, 3, dtype=torch.int64)
-        yield "integers", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, ints, ints, ctx)
+        refuses(ctx, pb.ArgumentError, words, pb.matmul_allgather, ints, ints, ctx)
 
 
 def repeated(comm):
