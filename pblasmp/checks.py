@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import verification
-from .dtypes import element_type
+from .dtypes import element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout import Trapezoid
+from .layout.grid import one_of
 from .matrix.distributed import DistributedMatrix
 from .runtime.reading import check_operands, context_of, refuse
 from .runtime.runtime import Runtime
@@ -261,6 +262,10 @@ class _Check:
             )
         if self._excess:
             raise ArgumentTypeError(f"verify: {self._name} takes no {', '.join(self._excess)}")
+        if one_of(rcond := self.how.get("rcond"), ("full rank",)):
+            del self.how["rcond"]
+        elif rcond is not None:
+            self.how["rcond"] = scalar(rcond, np.dtype(np.float64), "rcond")
         for name, (legal, words) in _LEGAL.items():
             value = self.how.get(name, legal[0])
             if not (isinstance(value, (str, int, np.integer, np.bool_, type(None))) and value in legal):
@@ -269,6 +274,8 @@ class _Check:
         if len(self.given) < len(self._args):
             given = ", ".join(type(x).__name__ for x in self._args)
             raise ArgumentTypeError(f"verify: {self._name} is given the matrices {matrices}, got {given}")
+        if wrong := self._wrong_given():
+            raise LayoutError(wrong)
         if wrong := self._wrong_second():
             raise ArgumentError(wrong)
         if not _is_kind(self._found, returned):
@@ -277,6 +284,18 @@ class _Check:
             )
         if wrong := self._misfit():
             raise LayoutError(f"found: {wrong}")
+
+    def _wrong_given(self) -> str:
+        """Return what is wrong with the sizes of what the function was given."""
+        (m, n), *others = (x.shape for x in self._args)
+        if self._name not in _RECTANGULAR and m != n:
+            return f"verify: {self._name} of a square matrix, got {m} x {n}"
+        rows = n if self._name == "lstsq" and self._trans != "N" else m
+        for shape in others:
+            if shape[0] != rows or (self._name == "eigh" and shape[1] != n):
+                expected = "the shape of a" if self._name == "eigh" else f"{rows} rows"
+                return f"b: expected {expected}, got {shape[0]} x {shape[1]}"
+        return ""
 
     def _wrong_second(self) -> str:
         """Return what is wrong with what belongs to the factors of a solve."""
@@ -287,10 +306,8 @@ class _Check:
             return f"c_and_lower: expected a factor and True or False, got {given}"
         if self._name == "cho_factor" and self.second is not bool(self.how.get("lower", False)):
             return f"found: expected a factor and the argument lower, got {given}"
-        if self._name == "lu_solve":
-            pivots = np.asarray(self.second)
-            if pivots.shape != (n,) or pivots.dtype.kind != "i" or not ((pivots >= 0) & (pivots < n)).all():
-                return f"lu_and_piv: expected factors and {n} integers from 0 to {n - 1}, got {given}"
+        if self._name == "lu_solve" and not _are_pivots(self.second, n, n):
+            return f"lu_and_piv: expected factors and {n} integers from 0 to {n - 1}, got {given}"
         return ""
 
     def _misfit(self) -> str:
@@ -312,11 +329,13 @@ class _Check:
                 "" if fits else f"of a matrix of shape {(m, n)} the shapes {u.shape}, {s.shape}, {vh.shape}"
             )
         x = found if isinstance(found, DistributedMatrix) else _matrices_of(found)[0]
+        if self._name == "lu_factor" and not _are_pivots(found[1], min(m, n), m):
+            return f"expected {min(m, n)} pivots from 0 to {m - 1}, got {short_repr(found[1])}"
         expected = self._args[1].shape if "solve" in self._name else (m, n)
         if self._name == "lstsq":
             expected = n if self._trans == "N" else m, self._args[1].shape[1]
-            if x is not found and len(found[3]) != min(m, n):
-                return f"expected {min(m, n)} singular values, got {len(found[3])}"
+            if x is not found and not 0 <= found[2] <= len(found[3]) == min(m, n):
+                return f"expected {min(m, n)} singular values and a rank, got {len(found[3])} and {found[2]}"
         return "" if x.shape == expected else f"expected the shape {expected}, got {x.shape}"
 
     def run(self, ctx: Runtime[Any]) -> Verification:
@@ -554,9 +573,20 @@ def _is_kind(found: Any, kind: str) -> bool:
         isinstance(found, tuple)
         and len(found) == len(kinds)
         and all(isinstance(x, each) for x, each in zip(found, kinds, strict=True))
+        and all(x.ndim == 1 and x.dtype.kind in "iuf" for x in found if isinstance(x, np.ndarray))
     )
 
 
+def _are_pivots(found: Any, count: int, rows: int) -> bool:
+    pivots = np.asarray(found)
+    return (
+        pivots.shape == (count,)
+        and pivots.dtype.kind in "iu"
+        and bool(((pivots >= 0) & (pivots < rows)).all())
+    )
+
+
+_RECTANGULAR = ("svd", "lstsq", "lu_factor", "qr")
 _KINDS = {
     **dict.fromkeys(("gen", "general"), "gen"),
     **dict.fromkeys(("pos", "positive definite", "her", "hermitian"), "her"),
