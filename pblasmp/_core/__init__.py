@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
+from . import objects
 from .build import BUILD, LIBRARY, digest
 
 __all__ = [
@@ -183,7 +184,8 @@ class Core(NamedTuple):
     call_size: Callable[..., int]
     arguments_know: Callable[..., int]
     arguments_learn: Callable[..., int]
-    arguments_start: Callable[..., int]  # it lets others run itself, once it has read
+    arguments_start: Callable[..., int]  # these two let others run once they have read
+    asked_start: Callable[..., int]
     part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]
@@ -216,7 +218,11 @@ def _opened() -> Core | str:
     if quick.core_sources() != digest().encode():
         return f"{LIBRARY} was compiled from other sources: install pblasmp again, or run python {BUILD}"
     functions: dict[str, Any] = {name: getattr(quick, name) for name in Core._fields}
-    return Core(**functions | {name: getattr(waits, name) for name in _WAITS})
+    core = Core(**functions | {name: getattr(waits, name) for name in _WAITS})
+    if not objects.are_as_expected():
+        return "Python's objects, or NumPy's arrays, have their fields elsewhere than the core reads them"
+    core.arguments_know(objects.facts())
+    return core
 
 
 def _core() -> Core | str:

@@ -19,6 +19,21 @@ static int is_a(object x, object type)
     return found == type;
 }
 
+static const char *text_of(object x)
+{
+    intptr_t length = 0;
+    return py.as_text(x, &length);
+}
+
+/* Of a call's name: others have other numbers. */
+static int64_t name_number(const char *call)
+{
+    uint64_t h = 0;
+    for (; *call; call++)
+        h = mixed(h, (uint64_t)*call);
+    return (int64_t)h;
+}
+
 static object given(const arguments *r, int64_t i)
 {
     return py.item(r->given, (intptr_t)i);
@@ -149,7 +164,7 @@ static int beside_in(arguments *r, const part *a, int64_t rows)
     const array_fields *x = array_in(given(r, f->beside));
     int64_t item, count = a->m, here;
     REQUIRE(x != NULL && x->nd == 1 && x->flags & CONTIGUOUS && x->flags & WRITEABLE);
-    matrix *of = &r->beside;
+    matrix *of = &r->call->held_beside;
     *of = *a->of, of->by_columns = 1, of->address = (int64_t)(intptr_t)x->data;
     if (f->axis) {
         REQUIRE(has_elements(x, py.elements[f->letter]));
@@ -223,7 +238,7 @@ static int read(arguments *r)
     if (f->beside < 0)
         c->beside = (part){0};
     REQUIRE(!empty || !(f->tells || (c->d.m && c->d.n))); /* of nothing: D may be scaled */
-    c->routine = f->routine, c->name = f->name, c->is_new = c->count = 0;
+    c->routine = f->routine, c->name = name_number(f->call), c->is_new = c->count = 0;
     return OK;
 }
 
@@ -231,6 +246,47 @@ static int is_in_column(const part *p)
 {
     const axes *of = p->transposed ? &p->of->rows : &p->of->cols;
     return of->mine == (p->transposed ? span_of(of, p->i, p->m) : span_of(of, p->j, p->n)).source;
+}
+
+static int start(call *c)
+{
+    void *state = py.let_others_run();
+    int found = call_start(c);
+    py.go_on(state);
+    return found;
+}
+
+static int held_part(object x, int64_t held, part *p)
+{
+    int64_t numbers[5];
+    object at;
+    int overflow = 0;
+    *p = (part){0};
+    if (x == py.none)
+        return OK;
+    memcpy(&at, (const char *)py.item(x, 0) + held, sizeof at);
+    p->of = (const matrix *)(intptr_t)py.as_integer(at, &overflow);
+    for (int k = 0; k < 5; k++)
+        numbers[k] = py.as_integer(py.item(x, k + 1), &overflow);
+    p->i = numbers[0], p->j = numbers[1], p->m = numbers[2], p->n = numbers[3], p->transposed = numbers[4];
+    return p->of == NULL ? UNKNOWN : OK;
+}
+
+int asked_start(arguments *r, int routine, int count)
+{
+    call *c = r->call;
+    part *parts[] = {&c->a, &c->b, &c->c, &c->d, &c->beside};
+    char *words[OPTIONS] = {&c->side, &c->uplo, &c->op_a, &c->op_b, &c->diag};
+    int overflow = 0;
+    for (int k = 0; k < 5; k++)
+        if (held_part(given(r, k < 4 ? 2 + k : 15), r->held, parts[k]) != OK)
+            return UNKNOWN;
+    c->routine = routine, c->count = count, c->name = name_number(text_of(given(r, 0)));
+    c->is_new = py.as_integer(given(r, 6), &overflow);
+    for (int k = 0; k < OPTIONS; k++)
+        *words[k] = *text_of(given(r, 7 + k));
+    REQUIRE(scalar_in(given(r, 12), 0, c->alpha) == OK && scalar_in(given(r, 13), 0, c->beta) == OK);
+    return start(c);
 }
 
 int arguments_start(arguments *r)
@@ -243,8 +299,5 @@ int arguments_start(arguments *r)
         r->in_column = is_in_column(&c->a) || (c->b.of != NULL && is_in_column(&c->b));
         r->start = (c->a.transposed ? c->a.j : c->a.i) + 1;
     }
-    void *state = py.let_others_run();
-    found = call_start(c);
-    py.go_on(state);
-    return found;
+    return start(c);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of PBLAS: their arguments, Python's objects, are read into a call, which then starts. What is unusual about them
- * takes the ordinary way, which has the words for it.
+/* Calls as Python has them are read into a call, which then starts: an ``Asked``, or the arguments of a function of PBLAS.
+ * What is unusual about these takes the ordinary way, which has the words for it.
  *
  * Without Python's headers: its functions are given by address. Where an object has its type, and an array of NumPy its
- * fields, ``engines/direct/arguments.py`` checks before anything is read.
+ * fields, ``objects.py`` checks before anything is read.
  */
 #ifndef PBLASMP_ARGUMENTS_H
 #define PBLASMP_ARGUMENTS_H
@@ -17,7 +17,7 @@ typedef const void *object;
 /* Python's and NumPy's types, and functions. */
 typedef struct {
     int64_t head; /* bytes that all objects begin with; the last word of them is the type */
-    object array, integer, real, complex, text;
+    object none, array, integer, real, complex, text;
     object elements[4];   /* of matrices */
     object integers[3];   /* of descriptors and IPIV: int, long and long long */
     object (*item)(object tuple, intptr_t i);
@@ -60,7 +60,8 @@ enum { BY_NONE = -1, BY_LENGTH = -2 };
 
 /* A routine for one type: ``DirectForm`` of pblas/direct.py. Places among the arguments are -1 if it has none there. */
 typedef struct {
-    int64_t name, routine, letter;
+    char call[16];
+    int64_t routine, letter;
     char words[8], letters[OPTIONS][4]; /* what options are that it lacks; the legal letters of the others */
     int64_t options[OPTIONS], sizes[SIZES];
     int64_t alpha, beta, real_alpha, real_beta;
@@ -73,11 +74,11 @@ typedef struct {
 typedef struct {
     call *call;
     const form *form;
-    object given;  /* the arguments, a tuple */
+    object given;  /* the arguments, a tuple; or an ``Asked`` */
     place *places; /* SLOTS of them */
+    int64_t held;  /* where a ``Held`` has its address in the core, a number */
     /* Of the first vector: whether this rank is in its process column, or row; and where it begins, from 1. */
     int64_t in_column, start;
-    matrix beside; /* IPIV or TAU */
 } arguments;
 
 void arguments_know(const python *p);
@@ -85,5 +86,7 @@ void arguments_know(const python *p);
 void arguments_learn(arguments *r, const matrix *held, int64_t rows, int64_t cols);
 /* Read the arguments and start the call. Returns what ``call_start`` does, or UNKNOWN: learn all places first. */
 int arguments_start(arguments *r);
+/* The same of an ``Asked``. UNKNOWN: a ``Held`` has no address in the core yet. */
+int asked_start(arguments *r, int routine, int count);
 
 #endif

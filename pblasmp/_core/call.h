@@ -191,6 +191,7 @@ struct call {
     };
     int32_t info;           /* LAPACK's; -1 if pivots are no rows of A */
     /* The rest is not Python's. */
+    matrix held_beside; /* what the core itself has made of IPIV or TAU */
     int letter, state;
     int64_t item;
     scalar factor, other, one, less, zero;

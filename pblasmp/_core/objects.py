@@ -2,7 +2,7 @@
 """Python's objects as the core reads them: see ``arguments.h``, whose structures are here under their names.
 
 The core goes by where NumPy's C API says that an array has its fields, and by where CPython's objects have their types.
-If that is not so here, it reads none.
+If that is not so here, there is no core.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from . import MATRIX, Core
-
 PLACES = 1024
 PLACES_SIZE = 2 * PLACES * 21 * 8  # bytes
 BY_NONE, BY_LENGTH = -1, -2
 SIZES = MATRICES = 4
-FORM = struct.Struct("=3q8s20s4x5q4q4qd32q4q5q")
+FORM = struct.Struct("=16s2q8s20s4x5q4q4qd32q4q5q")
 """``form``."""
-PYTHON, ARRAY, DTYPE = struct.Struct("=22q"), struct.Struct("@PiPPPPi"), struct.Struct("@Pccc")
+PYTHON, ARRAY, DTYPE = struct.Struct("=23q"), struct.Struct("@PiPPPPi"), struct.Struct("@Pccc")
 """``python``, ``array_fields`` and ``dtype_fields``."""
 
 _ELEMENTS = np.float32, np.float64, np.complex64, np.complex128
@@ -34,8 +32,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("call", "form", "given", "places")),
-        *((name, ctypes.c_int64) for name in ("in_column", "start")),
-        ("beside", ctypes.c_char * MATRIX.size),
+        *((name, ctypes.c_int64) for name in ("held", "in_column", "start")),
     )
 
 
@@ -52,24 +49,32 @@ _FUNCTIONS = (
 HEAD = object.__basicsize__
 
 
-def reads_objects(core: Core) -> bool:
-    """Tell the core what it must know of Python; return whether it can read objects. Local."""
-    if sys.implementation.name != "cpython" or not _are_as_expected():
-        return False
-    types = np.ndarray, int, float, complex, str, *_ELEMENTS, *_INTEGERS
+def facts() -> bytes:
+    """Return what the core must know of Python. Local."""
+    types = None, np.ndarray, int, float, complex, str, *_ELEMENTS, *_INTEGERS
     places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FUNCTIONS)
-    core.arguments_know(PYTHON.pack(HEAD, *map(id, types), *places))
-    return True
+    return PYTHON.pack(HEAD, *map(id, types), *places)
 
 
-def _are_as_expected() -> bool:
+def are_as_expected() -> bool:
     """Return whether objects have their types, and arrays their fields, where the core looks for them. Local."""
     whole = np.zeros((4, 6))
     arrays = [whole, whole[1:3, ::2].T, np.zeros(3, ">i4"), np.arange(5, dtype=np.intc), np.zeros(0, "F")]
     arrays[0].flags.writeable = False
     others: list[Any] = [7, 1 << 80, 1.5, 2j, "N", True, np.float64(1), (1,)]
+    if sys.implementation.name != "cpython":
+        return False
     types_at = (ctypes.c_void_p.from_address(id(x) + HEAD - 8).value for x in (*arrays, *others))
     return [*types_at] == [id(type(x)) for x in (*arrays, *others)] and all(map(_has_its_fields, arrays))
+
+
+def slot(of: type, name: str) -> int:
+    """Return where objects of a type have a slot. Local."""
+    found: Any = object.__new__(of)
+    value = object()
+    setattr(found, name, value)
+    words = (ctypes.c_size_t * (of.__basicsize__ // 8)).from_address(id(found))
+    return 8 * [*words].index(id(value))
 
 
 def _has_its_fields(x: Any) -> bool:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError, RankMismatchError
@@ -219,8 +220,8 @@ class SideChannel:
             ClosedError: the context is broken, or another thread is using it. That breaks it, since the ranks could see
                 the calls in different orders.
         """
-        _threads.add(threading.get_ident())
-        if not self._turn.acquire(blocking=False):
+        _threads.add(get_ident())
+        if not self._turn.acquire(False):
             if not self.cause:
                 self._told = False
                 self.cause = f"on rank {self.rank} a thread called {call} while another thread was using it"

@@ -22,7 +22,6 @@ from ..engines.direct import (
     Outcome,
     Part,
     Pattern,
-    call_number,
     host_address,
     pattern,
 )
@@ -156,7 +155,7 @@ class DirectForm:
         matrices += [-1] * 8 * (objects.MATRICES - len(routine.shapes))
         order = [*routine.shapes]
         self._form = objects.FORM.pack(
-            call_number(full), ROUTINE_NUMBERS[self.routine], "sdcz".index(self.letter),
+            full.encode(), ROUTINE_NUMBERS[self.routine], "sdcz".index(self.letter),
             "".join(defaults[word] for word in WORDS).encode(),
             b"".join(each.encode().ljust(4, b"\0") for each in letters),
             *(at.get(given.get(word, ""), -1) for word in WORDS),

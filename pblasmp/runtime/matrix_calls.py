@@ -18,7 +18,6 @@ from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.level3_problem import with_c_like_d
 from ..layout.routines import GEMM, ROUTINES, Routine
-from ..logs import logger
 from .handle import Handle
 from .planned import run
 from .plans import UserCall
@@ -141,18 +140,15 @@ class MatrixCall(UserCall[Any]):
         """
         ctx = self.ctx
         direct = ctx.direct
-        if direct is None or ctx.is_closed or ctx.control.gone():
+        if direct is None or not ctx.is_usable:
+            if not (ctx.is_closed or ctx.control.gone()):
+                ctx.check_open()
             return None
-        ctx.check_open()
         seen = self._seen()
         if seen is None:
             return None
         asked, d = seen
-        done = direct.run(ctx.control, asked)
-        if done:
-            logger.debug("%s: computed directly", self.name)
-            return d
-        return done
+        return direct.run(ctx.control, asked) and d
 
     def _seen(self) -> tuple[Asked, Handle] | None:
         """Return what the engine is asked for, and D; None if the call takes the ordinary way. Local."""
@@ -172,9 +168,10 @@ class MatrixCall(UserCall[Any]):
         factor, other = number(alpha, letter, "alpha" in row.real), number(beta, letter, "beta" in row.real)
         if not factor or other is None or (other != 0 and c is None):
             return None
-        asked = Asked._make(
-            (self.name, self.routine, of_a, of_b, of_c, of_d, out is None, *words, factor, other, b"", None)
-        )
+        side, uplo, op_a, op_b, diag = words
+        asked = Asked(
+            self.name, self.routine, of_a, of_b, of_c, of_d, out is None, side, uplo, op_a, op_b, diag, factor, other
+        )  # fmt: skip
         return asked, d
 
     # -- with words

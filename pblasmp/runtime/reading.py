@@ -76,25 +76,27 @@ def sub_matrices(ctx: Runtime[Any], matrices: Iterable[Any], extents: list[int])
     ``extents`` gets their rows and columns, -1 for what is absent.
     """
     parts: list[Part | None] = []
-    letter = ""
+    letter, last, part, size = "", None, None, _ABSENT
     for x in matrices:
         if x is None:
             parts.append(None)
             extents += _ABSENT
             continue
-        if not isinstance(x, Handle) or x.context is not ctx:
-            return None
-        part = x.direct_part()
-        if part is None:
-            return None
-        held, _, _, m, n, transposed = part
-        its = held.pattern.letter
-        if its != letter:
-            if letter:
+        if x is not last:  # as a result that takes an operand's place is
+            if not isinstance(x, Handle) or x.context is not ctx:
                 return None
-            letter = its
+            part, last = x.direct_part(), x
+            if part is None:
+                return None
+            held, _, _, m, n, transposed = part
+            its = held.pattern.letter
+            if its != letter:
+                if letter:
+                    return None
+                letter = its
+            size = (n, m) if transposed else (m, n)
         parts.append(part)
-        extents += (n, m) if transposed else (m, n)
+        extents += size
     return parts
 
 

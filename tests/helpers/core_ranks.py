@@ -18,6 +18,7 @@ from pblasmp.engines.host.direct.limits import LIMITS
 
 SET = 1 << 20  # bytes of slabs
 ALIGNED = 64
+ABSENT = (0,) * 6  # a sub-matrix
 
 # Functions of MPI, whose communicator is here the number of the rank that calls.
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
@@ -146,7 +147,7 @@ class CoreRanks:
             state, room, meetings, _ = self._ranks[rank]
             _core.REQUEST.pack_into(
                 room, 0, _core.ROUTINES.index(routine), 0, new, words.encode(), alpha.real, alpha.imag, beta.real,
-                beta.imag, *(each for part in (*parts[rank], None)[:5] for each in part or calls._ABSENT), 0,
+                beta.imag, *(each for part in (*parts[rank], None)[:5] for each in part or ABSENT), 0,
             )  # fmt: skip
             status = self.core.call_start(ctypes.c_void_p(ctypes.addressof(state)))
             waits = {"AWAIT_VOTE": 0, "AWAIT_OTHERS": 1, "AWAIT_SUMS": 0}

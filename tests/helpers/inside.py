@@ -174,4 +174,4 @@ CARRY_OUT = HostDirect, "_status"
 EIGENVALUES = LapackProduct, "_eigenvalues"
 RUN_AGAIN = Plan, "_run_with"
 STAGING_BUFFER = HostCopies, "_buffer"
-PACK = "_pack"  # of a context's ``direct``
+START = "_start"  # of a context's ``direct``

@@ -170,12 +170,12 @@ def again(comm):
 
 def _sums_again(ctx):
     """Sums of the same vectors are not prepared again, whatever was called between; of others they are."""
-    n, packed = 4 * ctx.size, []
+    n, started = 4 * ctx.size, []
     v, w = (ctx.scatter(np.arange(n * 1.0)[:, None] + k, block=4, grid=(ctx.size, 1)) for k in range(2))
     whole = np.diag(np.arange(1.0, n + 1))
     square = ctx.scatter(whole, block=4, grid=pb.Grid.squarest(ctx.size))
-    pack = getattr(ctx.direct, inside.PACK)
-    setattr(ctx.direct, inside.PACK, lambda asked: packed.append(asked) or pack(asked))
+    start = getattr(ctx.direct, inside.START)
+    setattr(ctx.direct, inside.START, lambda asked: started.append(asked) or start(asked))
     for count in range(3):
         x, y = (each.allgather()[:, 0] for each in (v, w))
         found = [pb.blas.dot(v, w), pb.blas.dot(v, w), pb.blas.dot(v, v), pb.blas.asum(v), pb.blas.dot(v, w)]
@@ -203,7 +203,7 @@ def _sums_again(ctx):
         refuses(ctx, pb.RankMismatchError, ["alpha"], pb.blas.gemv, square, v, out=w, **given)
     sums = [
         each.routine
-        for each in {id(each): each for each in packed}.values()
+        for each in {id(each): each for each in started}.values()
         if each.routine in ("dot", "asum")
     ]
     expected = ["dot", "dot", *3 * ["dot", "asum", "dot"]]  # the first one is only noted

@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import _core
-from pblasmp._core import build
+from pblasmp._core import build, objects
 from pblasmp.cli import doctor
 from tests.helpers.sources import ROOT
 
@@ -94,6 +95,20 @@ def test_why_there_is_no_core(elsewhere, monkeypatch):
         monkeypatch.setenv("PBLASMP_CORE", given)
         with pytest.raises(pb.errors.ArgumentError, match=f"PBLASMP_CORE: expected 0 .*, got '{given}'"):
             _core.load()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HEAD", objects.HEAD + 8), ("ARRAY", struct.Struct("@iPPPPPi")), ("DTYPE", struct.Struct("@cPcc"))],
+)
+def test_where_objects_have_their_fields_elsewhere_there_is_no_core(monkeypatch, name, value):
+    monkeypatch.setattr(objects, name, value)
+    _core._opened.cache_clear()
+    try:
+        assert "have their fields elsewhere" in _core.why_not()
+    finally:
+        _core._opened.cache_clear()
 
 
 @needs_compiler

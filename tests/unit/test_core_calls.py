@@ -8,6 +8,7 @@ import pickle
 import struct
 import sys
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
             for n, _ in objects.Arguments._fields_
         ),
         f"sizeof(form) == {objects.FORM.size}",
-        f"offsetof(form, options) == {struct.calcsize('=3q8s20s4x')}",
+        f"offsetof(form, options) == {struct.calcsize('=16s2q8s20s4x')}",
         f"sizeof(python) == {objects.PYTHON.size}",
         f"offsetof(array_fields, flags) + sizeof(int) == {objects.ARRAY.size}",
         f"offsetof(dtype_fields, byteorder) + 1 == {objects.DTYPE.size}",
@@ -645,14 +646,24 @@ def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(gri
     assert max(steps[1:]) <= 16 < steps[0]
 
 
-def test_without_what_the_core_expects_of_python_it_reads_nothing(monkeypatch):
-    monkeypatch.setattr(objects, "HEAD", objects.HEAD + 8)
+def test_the_core_reads_calls_of_functions_of_views():
+    """New results, transposed views, scalars of several kinds, operands that are absent, pivots that are given."""
+    rng = np.random.default_rng(5)
     with pb.Context(engine="host") as ctx:
-        ictxt = pblas.gridinit(ctx, "Row", 1, 1)
-        a, c, desc = (
-            np.eye(4, order="F"),
-            np.zeros((4, 4), order="F"),
-            pblas.descinit(4, 4, 2, 2, 0, 0, ictxt, 4),
-        )
-        pblas.pdgemm("N", "N", 4, 4, 4, 2.0, a, 1, 1, desc, a, 1, 1, desc, 0.0, c, 1, 1, desc)
-        assert np.array_equal(c, 2 * a)
+        for k, char in enumerate(TYPES):
+            x, y = (rng.integers(-4, 5, (9, 9)).astype(char) for _ in range(2))
+            a, b = ctx.scatter(x, block=2, order="FC"[k % 2]), ctx.scatter(y, block=3)
+            alpha, beta = (2, 2.0, 2j, np.complex64(2))[k], (1, np.float32(-1), 0.5, -1j)[k]
+            for call, given, how, expected in (
+                (pb.matmul, (a[1:5, :].T, b[3:7, 2:]), {"alpha": alpha}, alpha * x[1:5].T @ y[3:7, 2:]),
+                (pb.blas.geadd, (a.T, b), {"alpha": alpha, "beta": beta}, alpha * x.T + beta * y),
+                (pb.blas.scal, (a[:, 1:2],), {"alpha": alpha}, alpha * x[:, 1:2]),
+            ):
+                runs, found = direct_calls(ctx, partial(call, *given, **how))
+                assert runs == 1, call
+                assert np.array_equal(found.allgather(), expected.astype(char)), call
+            shifted = x + 40 * np.eye(9, dtype=char)
+            factors = pb.linalg.lu_factor(ctx.scatter(shifted, block=4))
+            runs, found = direct_calls(ctx, partial(pb.linalg.lu_solve, factors, b))
+            assert runs == 1
+            assert np.allclose(shifted @ found.allgather(), y, atol=1e-4 if char in "fF" else 1e-12)

@@ -17,13 +17,12 @@ from .asked import (
     Pattern,
     RoutineForm,
     alias,
-    call_number,
     host_address,
     pattern,
     pattern_of,
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "ROUTINE_NUMBERS", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern", "RoutineForm",
-    "alias", "call_number", "host_address", "pattern", "pattern_of",
+    "FAMILIES", "ROUTINE_NUMBERS", "Asked", "Direct", "Held", "Moved", "Outcome", "Part", "Pattern",
+    "RoutineForm", "alias", "host_address", "pattern", "pattern_of",
 ]  # fmt: skip

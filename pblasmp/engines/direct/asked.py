@@ -8,7 +8,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -191,12 +191,6 @@ ROUTINE_NUMBERS = {name: number for number, name in enumerate(ROUTINES)}
 """The core's."""
 
 
-@cache
-def call_number(call: str) -> int:
-    """Return a number for the name of a call in messages. Local."""
-    return int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-
-
 class Asked(NamedTuple):
     """A direct call. Options that the routine lacks have their defaults.
 
@@ -240,11 +234,6 @@ class Asked(NamedTuple):
     def dtype(self) -> np.dtype:
         """The type of D."""
         return self.d[0].pattern.dtype
-
-    @property
-    def letter(self) -> str:
-        """BLAS's, of that type."""
-        return self.d[0].pattern.letter
 
 
 class RoutineForm(Protocol):

@@ -48,7 +48,6 @@ from ...direct import (
     Part,
     RoutineForm,
     alias,
-    call_number,
     host_address,
 )
 from ...direct.asked import SlabSets
@@ -67,7 +66,6 @@ SLABS = "direct slabs"
 FIRST_SLABS = SLABS, 2 * _LEAST
 """The shared buffer of the first two sets of slabs, and its bytes: it takes no memory before it is used."""
 _ALIGNED = 64
-_REMEMBERED, _NONE = 1024, (None, b"")  # calls
 
 _LETTERS = "sdcz"
 _REAL = {  # what types have in place of a routine
@@ -76,8 +74,7 @@ _REAL = {  # what types have in place of a routine
 _COMPLEX = {"ger": "geru", "orgqr": "ungqr", "ormqr": "unmqr"}
 _WITH_TAU = "orgqr", "ormqr"
 _NUMBERS = "dot", "asum"  # in double precision for all types
-_ABSENT = 0, 0, 0, 0, 0, 0
-_PARTS = 8  # where they begin among what is packed
+_PARTS, _PART = 8, 6  # where they begin in a request, and how many numbers each is
 (
     _UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM, _BROKEN, _UNKNOWN,
 ) = map(
@@ -128,17 +125,16 @@ class HostDirect:
         self._held = ctypes.create_string_buffer(self._core.call_size())
         self._call = ctypes.c_void_p(ctypes.addressof(self._held))
         self._state = state = _core.CallState.from_buffer(self._held)
-        self._start, self._go_on = self._core.call_start, self._core.call_go_on
+        self._go_on = self._core.call_go_on
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
         self._board: Board | None = None  # which the core knows
         self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
-        # By the id of the request, which is kept: it has what the core knows by address.
-        self._packed: dict[int, tuple[Asked, bytes]] = {}
-        self._reads = objects.reads_objects(self._core)
         self._places = np.zeros(objects.PLACES_SIZE, np.uint8)
         self._learned: dict[int, Held] = {}  # in these places, by address
-        self._arguments = objects.Arguments(self._call.value, places=host_address(self._places))
+        self._arguments = objects.Arguments(
+            self._call.value, places=host_address(self._places), held=objects.slot(Held, "_at")
+        )
         self._given = ctypes.c_void_p(ctypes.addressof(self._arguments))
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
@@ -320,9 +316,10 @@ class HostDirect:
     def _status(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> int:
         """Have the core carry out a call; return how that has ended."""
         state, sets, channel = self._state, self.sets, control.channel
-        if asked.letter not in self._letters:
+        letter = asked.d[0].pattern.letter if isinstance(asked, Asked) else asked.letter
+        if letter not in self._letters:
             try:
-                self._load(asked.letter)
+                self._load(letter)
             except _EARLY:
                 return _UNFIT
         if not self._single:
@@ -333,11 +330,7 @@ class HostDirect:
             state.unlike = channel.found[0] if channel.found else 0
             state.memory = self._addresses[sets.half]
         state.yields = YIELDS if control.patient else 0
-        if isinstance(asked, Asked):
-            self._pack(asked)
-            status: int = self._start(self._call)
-        else:
-            status = self._start_with(asked, args)
+        status = self._start(asked) if isinstance(asked, Asked) else self._start_with(asked, args)
         if status <= _BY_PYTHON:
             return status
         if not self._single:
@@ -353,11 +346,26 @@ class HostDirect:
             sets.start_over()
         return status
 
+    def _start(self, asked: Asked) -> int:
+        """Have the core read a call and start it; return how that has ended."""
+        assert self._core is not None
+        given, count = asked.given, 0
+        if given:
+            count = len(given) // (asked.dtype.itemsize if asked.routine in _WITH_TAU else 4)
+            room = self._state.numbers
+            ctypes.memmove(room, given, min(len(given), ctypes.sizeof(room)))
+        self._arguments.given, routine = id(asked), ROUTINE_NUMBERS[asked.routine]
+        status: int = self._core.asked_start(self._given, routine, count)
+        if status == _UNKNOWN:
+            for part in (*asked[2:6], asked.beside):
+                if part is not None:
+                    operator.index(part[0])
+            status = self._core.asked_start(self._given, routine, count)
+        return status
+
     def _start_with(self, form: RoutineForm, args: Sequence[Any]) -> int:
         """Have the core read the arguments and start the call; return how that has ended."""
         assert self._core is not None
-        if not self._reads:
-            return _UNFIT
         given = self._arguments
         given.form, given.given = form.address, id(args)
         status: int = self._core.arguments_start(self._given)
@@ -378,8 +386,8 @@ class HostDirect:
 
     def _requested(self, place: int) -> tuple[int, ...]:
         """Return what the core knows of a sub-matrix of the last call: of A with 0, and so on."""
-        at = _PARTS + len(_ABSENT) * place
-        return _core.REQUEST.unpack(self._request)[at : at + len(_ABSENT)]
+        at = _PARTS + _PART * place
+        return _core.REQUEST.unpack(self._request)[at : at + _PART]
 
     def operand(self, place: int) -> Part | None:
         """Return a sub-matrix of the last call whose arguments the core has read: A with 0, and so on. Local."""
@@ -392,24 +400,6 @@ class HostDirect:
         And where the first of them begins, counted from 1.
         """
         return bool(self._arguments.in_column), self._arguments.start
-
-    def _pack(self, asked: Asked) -> None:
-        """Write the request where the core reads it. Calls are often made again: they are kept packed."""
-        call, routine, a, b, c, d, new, side, uplo, op_a, op_b, diag, alpha, beta, given, beside = asked
-        if given:
-            room = self._state.numbers
-            ctypes.memmove(room, given, min(len(given), ctypes.sizeof(room)))
-        known, packed = self._packed.get(id(asked), _NONE)
-        if asked is not known:
-            packed = _core.REQUEST.pack(
-                ROUTINE_NUMBERS[routine], call_number(call), new, (side + uplo + op_a + op_b + diag).encode(),
-                alpha.real, alpha.imag, beta.real, beta.imag, *a, *(b or _ABSENT), *(c or _ABSENT), *d,
-                *(beside or _ABSENT), len(given) // (d[0].pattern.itemsize if routine in _WITH_TAU else 4),
-            )  # fmt: skip
-            if len(self._packed) >= _REMEMBERED:
-                self._packed.clear()
-            self._packed[id(asked)] = asked, packed
-        self._request[:] = packed
 
     def _meet_by(self, board: Board) -> None:
         """Have the ranks meet by these boards."""
