@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout import Grid, MatmulProblem, ParallelProblem
-from ..layout.axis import Axis
+from ..layout.axis import Axis, even_counts
 from ..layout.factor_problem import BY_NAME, FactorProblem
 from ..layout.grid import integer
 from ..layout.schemes import Form
@@ -438,13 +438,8 @@ def advise_layers(
 
 def _parallel(form: Form, tokens: int, outputs: int, inputs: int, ranks: int, dtype: Any) -> ParallelProblem:
     """Return a product of T tokens, N outputs per rank if they are split, and K inputs."""
-    even = tuple(Axis.even(tokens, ranks).counts())
-    whole = (tokens,) * ranks
-    k = (
-        tuple(Axis.even(inputs, ranks).counts())
-        if form in ("matmul_reduce_scatter", "matmul_allreduce")
-        else (inputs,) * ranks
-    )
-    first = even if form == "allgather_matmul" else whole
-    rows = even if form == "matmul_reduce_scatter" else whole
-    return ParallelProblem(form, first, k, (outputs,) * ranks, rows, dtype, dtype, dtype)
+    t, k, n = ((each,) * ranks for each in (tokens, inputs, outputs))
+    p = ParallelProblem(form, t, k, n, t, dtype, dtype, dtype)
+    p = replace(p, tokens=even_counts(tokens, ranks)) if p.gathers else p
+    p = replace(p, inputs=even_counts(inputs, ranks)) if p.sums else p
+    return replace(p, rows=p.default_rows())

@@ -98,7 +98,7 @@ def one_round(
     step("panels")
     rows, cols = PANEL[kind]
     table["columns"] = {
-        name: max(comm.allgather(seconds(make(engine, rows, cols)))) / cols for name, make in _COLUMNS.items()
+        name: max(comm.allgather(seconds(run))) / cols for name, run in _columns(engine, rows, cols).items()
     }
     return table
 
@@ -175,42 +175,27 @@ def _curve(
             return
 
 
-def _trsm(engine: Engine, m: int, n: int) -> Callable[[], Any]:
-    """Return what solves n equations for n right-hand sides."""
-    del m
-    a, x = (_panel(engine, n, n)[0] for _ in range(2))
+def _columns(engine: Engine, m: int, n: int) -> dict[str, Callable[[], Any]]:
+    """Return what factors m × n and n × n panels, and solves n equations for n right-hand sides. Local."""
+    do, xp = engine.operations, engine.xp
+    t, info, pivots = xp.zeros((n, n), np.float64, order="F"), xp.zeros(1, np.int32), xp.zeros(n, np.int32)
+    a, x, spd, lu, qr = (_panel(engine, rows, n) for rows in (n, n, n, m, m))
     x[...] = 0
-    return lambda: engine.operations.trsm(1, a, x, lower=True, unit=False)
+    return {
+        "trsm": lambda: do.trsm(1, a, x, lower=True, unit=False),
+        "potrf": lambda: do.potrf(spd, info, 0),
+        "getrf": lambda: do.getrf(lu, pivots, info, 0),
+        "geqrt": lambda: do.geqrt(qr, t),
+    }
 
 
-def _potrf(engine: Engine, m: int, n: int) -> Callable[[], Any]:
-    del m
-    a, info, _ = _panel(engine, n, n)
-    return lambda: engine.operations.potrf(a, info, 0)
-
-
-def _getrf(engine: Engine, m: int, n: int) -> Callable[[], Any]:
-    a, info, pivots = _panel(engine, m, n)
-    return lambda: engine.operations.getrf(a, pivots, info, 0)
-
-
-def _geqrt(engine: Engine, m: int, n: int) -> Callable[[], Any]:
-    a, _, _ = _panel(engine, m, n)
-    t = engine.xp.zeros((n, n), a.dtype, order="F")
-    return lambda: engine.operations.geqrt(a, t)
-
-
-_COLUMNS = {"trsm": _trsm, "potrf": _potrf, "getrf": _getrf, "geqrt": _geqrt}
-
-
-def _panel(engine: Engine, m: int, n: int) -> tuple[Any, Any, Any]:
-    """Return a matrix near the identity, so that it can be factored again and again, and room for INFO and pivots."""
+def _panel(engine: Engine, m: int, n: int) -> Any:
+    """Return a matrix near the identity, so that it can be factored again and again. Local."""
     xp = engine.xp
     a = engine.empty((m, n), np.dtype(np.float64), "F", m)
-    small = (31 * xp.arange(m)[:, None] + 17 * xp.arange(n)) % 101 - 50
-    a[...] = small / (5000.0 * m)
+    a[...] = ((31 * xp.arange(m)[:, None] + 17 * xp.arange(n)) % 101 - 50) / (5000.0 * m)
     set_diagonal(xp, a, 1)
-    return a, xp.zeros(1, np.int32), xp.zeros(n, np.int32)
+    return a
 
 
 def _recorded(engine: Engine, n: int, run: Callable[[], Any]) -> tuple[Callable[[], Any], int]:

@@ -32,13 +32,13 @@ from ..errors import short_repr
 from .meshes import reduce
 from .operators import (
     FORMS,
+    Again,
     Gradients,
     as_rows,
     beside,
     once,
     operator,
     own,
-    run,
     shape_of_product,
 )
 from .scaling import GRADIENT, DelayedScaling, units_of
@@ -156,41 +156,6 @@ def _cast(tensor: Tensor, unit: Tensor, kind: torch.dtype) -> Tensor:
     return values.to(kind, memory_format=torch.contiguous_format)
 
 
-def _cast_delayed(
-    tensors: list[Tensor],
-    history: Tensor,
-    row: int,
-    name: str,
-    call: str,
-    recipe: str,
-    kind: torch.dtype,
-    margin: int,
-    algo: str,
-    measures: bool,
-    records: bool,
-    compares: bool,
-) -> list[Tensor]:
-    ctx = Context.named(name)
-    with ctx.running(call):
-        with ctx.agreement(call) as facts:
-            if recipe:  # that of the backward pass was agreed on in the forward pass
-                facts["scales"] = (
-                    f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
-                )
-                facts["histories"] = digest(history) if compares else "as agreed before"
-        mine, measured = history[row : row + len(tensors)], None
-        if measures:
-            measured = reduce(torch.stack([_amax(tensor) for tensor in tensors]), ctx, dist.ReduceOp.MAX)
-        units = units_of(mine, kind, margin, algo, measured)
-        if measured is None:
-            after = mine.clone()
-        else:
-            usable = (measured > 0) & measured.isfinite()
-            moved = torch.cat([measured[:, None], mine[:, :-1]], 1)
-            after = torch.where(usable[:, None], moved, mine)
-    return [*(_cast(tensor, unit, kind) for tensor, unit in zip(tensors, units, strict=True)), units, after]
-
-
 def digest(history: Tensor) -> str:
     """Return what tells a history of scales from others, in words. Local."""
     return f"{tuple(history.shape)} {hashlib.sha256(history.cpu().numpy().tobytes()).hexdigest()[:12]}"
@@ -214,35 +179,57 @@ def _cast_delayed_fake(
     ]
 
 
-cast_delayed = operator(
-    "cast_delayed",
+@operator(
     "(Tensor[] tensors, Tensor history, int row, str ctx, str call, str recipe, ScalarType kind, int margin, str algo, "
     "bool measures, bool records, bool compares) -> Tensor[]",
-    _cast_delayed,
     _cast_delayed_fake,
 )
-
-
-def _cast_static(
-    tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
+def cast_delayed(
+    tensors: list[Tensor],
+    history: Tensor,
+    row: int,
+    name: str,
+    call: str,
+    recipe: str,
+    kind: torch.dtype,
+    margin: int,
+    algo: str,
+    measures: bool,
+    records: bool,
+    compares: bool,
 ) -> list[Tensor]:
-    with Context.named(name).agreement(call) as facts:
-        facts["scales"] = given
-    return [_cast(tensor, unit, torch.float8_e4m3fn) for tensor, unit in zip(tensors, units, strict=True)]
+    """Return tensors in 8 bits, their units and their rows of the history. Collective over the context."""
+    ctx = Context.named(name)
+    with ctx.running(call):
+        with ctx.agreement(call) as facts:
+            if recipe:  # that of the backward pass was agreed on in the forward pass
+                facts["scales"] = (
+                    f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
+                )
+                facts["histories"] = digest(history) if compares else "as agreed before"
+        mine, measured = history[row : row + len(tensors)], None
+        if measures:
+            measured = reduce(torch.stack([_amax(tensor) for tensor in tensors]), ctx, dist.ReduceOp.MAX)
+        units = units_of(mine, kind, margin, algo, measured)
+        if measured is None:
+            after = mine.clone()
+        else:
+            usable = (measured > 0) & measured.isfinite()
+            moved = torch.cat([measured[:, None], mine[:, :-1]], 1)
+            after = torch.where(usable[:, None], moved, mine)
+    return [*(_cast(tensor, unit, kind) for tensor, unit in zip(tensors, units, strict=True)), units, after]
 
 
-def _cast_static_fake(
-    tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
-) -> list[Tensor]:
+def _cast_static_fake(tensors: list[Tensor], *_: Any) -> list[Tensor]:
     return [each.new_empty(each.shape, dtype=torch.float8_e4m3fn) for each in tensors]
 
 
-cast_static = operator(
-    "cast_static",
-    "(Tensor[] tensors, Tensor units, str ctx, str call, str[] given) -> Tensor[]",
-    _cast_static,
-    _cast_static_fake,
-)
+@operator("(Tensor[] tensors, Tensor units, str ctx, str call, str[] given) -> Tensor[]", _cast_static_fake)
+def cast_static(tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]) -> list[Tensor]:
+    """Return tensors in 8 bits with the scales that the user gives. Collective over the context."""
+    with Context.named(name).agreement(call) as facts:
+        facts["scales"] = given
+    return [_cast(tensor, unit, torch.float8_e4m3fn) for tensor, unit in zip(tensors, units, strict=True)]
 
 
 # -- products of 8-bit tensors
@@ -259,9 +246,8 @@ def _product(
         y = multiply_local(as_rows(x8), w8, units, dtype, bias)
         return y.reshape(*x8.shape[:-1], w8.shape[0]), x8.new_empty(0)
     scales, kind = Scales(a=units[0], b=units[1]), str(dtype).removeprefix("torch.")
-    y, gathered = run(
-        form, x8, w8, bias, ctx, False, keep, by_rule, total, scales=scales, dtype=kind, algo=algo
-    )
+    again = Again(form, ctx, False, keep, by_rule, total, scales=scales, dtype=kind, algo=algo)
+    y, gathered = again(x8, w8, bias)
     return y, x8.new_empty(0) if gathered is None else gathered
 
 
@@ -295,19 +281,10 @@ def on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: t
 # -- the forward pass, and how it is differentiated
 
 
-def _scaled(
-    x: Tensor, w: Tensor, bias: Tensor | None, x8: Tensor, w8: Tensor, units: Tensor, history: Tensor, form: str,
-    name: str, dtype: torch.dtype, gradients: torch.dtype, margin: int, amax_algo: str, keep: bool, records: bool,
-    by_rule: bool, total: int | None, algo: str, backward_algo: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    each = units[:1], units[1:]
-    return _product(form, x8, w8, each, bias, Context.named(name), dtype, keep, by_rule, total, algo)
-
-
 def _scaled_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, x8: Tensor, w8: Tensor, units: Tensor, history: Tensor, form: str,
     name: str, dtype: torch.dtype, gradients: torch.dtype, margin: int, amax_algo: str, keep: bool, records: bool,
-    by_rule: bool, total: int | None, algo: str, backward_algo: str,
+    by_rule: bool, total: int | None, *_: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _product_fake(form, x8, w8.shape[0], Context.named(name), dtype, keep, total)
 
@@ -372,27 +349,25 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     return gx, gw, gb, *rest
 
 
-scaled = operator(
-    "scaled",
+@operator(
     "(Tensor x, Tensor w, Tensor? bias, Tensor x8, Tensor w8, Tensor units, Tensor history, str form, str ctx, "
     "ScalarType dtype, ScalarType gradients, int margin, str amax_algo, bool keep, bool records, bool by_rule, "
     "SymInt? total, str algo, str backward_algo) -> (Tensor, Tensor)",
-    _scaled,
     _scaled_fake,
     _scaled_to_gradients,
     _scaled_saves,
 )
+def scaled(
+    x: Tensor, w: Tensor, bias: Tensor | None, x8: Tensor, w8: Tensor, units: Tensor, history: Tensor, form: str,
+    name: str, dtype: torch.dtype, gradients: torch.dtype, margin: int, amax_algo: str, keep: bool, records: bool,
+    by_rule: bool, total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the product of 8-bit x and w; x, w and bias have gradients. Collective, unless it is local."""
+    each = units[:1], units[1:]
+    return _product(form, x8, w8, each, bias, Context.named(name), dtype, keep, by_rule, total, algo)
 
 
 # -- the backward pass
-
-
-def _scaled_back(
-    g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
-    total: int | None, algo: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    ctx, turned, by_rule = Context.named(name), w8.t().contiguous(), bool(FORMS[form].gathers)
-    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, by_rule, total, algo)
 
 
 def _scaled_back_fake(
@@ -402,43 +377,37 @@ def _scaled_back_fake(
     return _product_fake(form, g8, w8.shape[1], Context.named(name), dtype, keep, total)
 
 
-scaled_back = operator(
-    "scaled_back",
+@operator(
     "(Tensor g8, Tensor w8, Tensor g_unit, Tensor w_unit, str form, str ctx, ScalarType dtype, bool keep, "
     "SymInt? total, str algo) -> (Tensor, Tensor)",
-    _scaled_back,
     _scaled_back_fake,
 )
-
-
-def _scaled_weight(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
-    return multiply_local(as_rows(g8).t().contiguous(), as_rows(x8).t().contiguous(), (g_unit, x_unit), dtype)
+def scaled_back(
+    g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
+    total: int | None, algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the product that gives the gradient of x. Collective over the context, unless it is local."""
+    ctx, turned, by_rule = Context.named(name), w8.t().contiguous(), bool(FORMS[form].gathers)
+    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, by_rule, total, algo)
 
 
 def _scaled_weight_fake(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
     return g8.new_empty((g8.shape[-1], x8.shape[-1]), dtype=dtype)
 
 
-scaled_weight = operator(
-    "scaled_weight",
-    "(Tensor g8, Tensor x8, Tensor g_unit, Tensor x_unit, ScalarType dtype) -> Tensor",
-    _scaled_weight,
-    _scaled_weight_fake,
+@operator(
+    "(Tensor g8, Tensor x8, Tensor g_unit, Tensor x_unit, ScalarType dtype) -> Tensor", _scaled_weight_fake
 )
+def scaled_weight(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product that gives the gradient of w. Local."""
+    return multiply_local(as_rows(g8).t().contiguous(), as_rows(x8).t().contiguous(), (g_unit, x_unit), dtype)
 
 
-def _sum_over_ranks(tensor: Tensor, name: str) -> Tensor:
+@operator("(Tensor tensor, str ctx) -> Tensor", lambda tensor, _: torch.empty_like(tensor))
+def sum_over_ranks(tensor: Tensor, name: str) -> Tensor:
+    """Return the gradient of a bias, summed. Collective over the context."""
     ctx, call = Context.named(name), "gradient of a bias"
     with ctx.running(call):
         with ctx.agreement(call) as facts:
             facts["gradient"] = f"{tuple(tensor.shape)} {tensor.dtype}"
         return reduce(tensor.clone(), ctx)
-
-
-def _sum_over_ranks_fake(tensor: Tensor, name: str) -> Tensor:
-    return torch.empty_like(tensor)
-
-
-sum_over_ranks = operator(
-    "sum_over_ranks", "(Tensor tensor, str ctx) -> Tensor", _sum_over_ranks, _sum_over_ranks_fake
-)

@@ -33,7 +33,6 @@ from torch.distributed.tensor import DTensor
 
 from ..context import Context
 from ..engines.method import check_parallel
-from ..epilogue import Scales
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError, short_repr
 from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
@@ -110,32 +109,37 @@ _LIBRARY = _library()
 
 
 def operator(
-    name: str,
     schema: str,
-    compute: Callable[..., Any],
     fake: Callable[..., Any],
     back: Callable[..., Gradients] | None = None,
     saves: Callable[..., None] | None = None,
-) -> Any:
-    """Return a new operator of PyTorch. Local.
+) -> Callable[[Callable[..., Any]], Any]:
+    """Return what makes a function an operator of PyTorch, of its name. Local.
 
-    Those of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
+    No result may share memory with an operand or another result.
+
+    Operators of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
     time, and go through two functions more, also where no gradient is needed, as in all that is compiled.
 
     Args:
-        name, schema: of the operator.
-        compute: computes it; no result shares memory with an operand or another result.
+        schema: of the operator.
         fake: returns tensors of the results' shapes.
         back, saves: return the gradients, and save what that needs; None: it has none.
     """
-    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    compute = torch.compiler.disable(compute)
-    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pblasmp::{name}", fake, lib=_LIBRARY)
-    made = getattr(torch.ops.pblasmp, name).default
-    if back is not None and saves is not None:
-        _LIBRARY.impl(name, _differentiable(made, compute, back, saves), "Autograd", with_keyset=True)
-    return made
+
+    def make(compute: Callable[..., Any]) -> Any:
+        name = compute.__name__
+        _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        compute = torch.compiler.disable(compute)
+        _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"pblasmp::{name}", fake, lib=_LIBRARY)
+        made = getattr(torch.ops.pblasmp, name).default
+        if back is not None and saves is not None:
+            call = _differentiable(made, compute, back, saves)
+            _LIBRARY.impl(name, call, "Autograd", with_keyset=True)
+        return made
+
+    return make
 
 
 def _differentiable(
@@ -223,50 +227,6 @@ def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
 
 
 # -- the operator
-
-
-def _product(
-    x: Tensor, w: Tensor, bias: Tensor | None, form: str, name: str, transposed: bool, keep: bool, by_rule: bool,
-    total: int | None, algo: str, backward_algo: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return x wᵀ + bias, x w with ``transposed``; and the gathered x with ``keep``, otherwise an empty tensor."""
-    y, gathered = run(form, x, w, bias, Context.named(name), transposed, keep, by_rule, total, algo=algo)
-    return y, x.new_empty(0) if gathered is None else gathered
-
-
-def run(
-    form: str, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, transposed: bool, keep: bool, by_rule: bool,
-    total: int | None, *, scales: Scales | None = None, **how: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute a product, and return x gathered with ``keep``. Collective over the context, unless it is local.
-
-    Args:
-        by_rule: what is gathered must be split as ``shard`` does.
-        total: how many rows or outputs are gathered, if that has to be known.
-        scales: of 8-bit operands.
-        **how: more of a ``ParallelCall``.
-
-    Raises:
-        ArgumentError: what is gathered is not split so; LayoutError: it is another number. Raised on every rank.
-    """
-    kind = FORMS[form]
-    if kind.call is None:
-        return _alone(x, w, bias, transposed), None
-    if kind.part_of_x and scales is None:
-        x = x[..., own(x.shape[-1], ctx)]
-    found, _ = multiply(
-        kind.call, ctx, in_rows(x), w, bias=bias, scales=scales,
-        transposed=transposed, return_gathered=keep, by_rule=by_rule, **how,
-    )  # fmt: skip
-    y, gathered = found if keep else (found, None)
-    if total is not None:
-        _check_total(kind, y, total)
-    return y, gathered
-
-
-def _alone(x: Tensor, w: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """Return the product of this rank alone; those with ``transposed`` weights have no bias. Local."""
-    return x @ w if transposed else torch.nn.functional.linear(x, w, bias)
 
 
 def _check_total(kind: Form, y: Tensor, total: int) -> None:
@@ -363,15 +323,21 @@ def _gradients(
     return beside(gy, operations, lambda: of_x()[0], lambda: of_parameters(node, gy, x))
 
 
-product = operator(
-    "product",
+@operator(
     "(Tensor x, Tensor w, Tensor? bias, str form, str ctx, bool transposed, bool keep, bool by_rule, SymInt? total, "
     "str algo, str backward_algo) -> (Tensor, Tensor)",
-    _product,
     _product_fake,
     _product_back,
     _product_saves,
 )
+def product(
+    x: Tensor, w: Tensor, bias: Tensor | None, form: str, name: str, transposed: bool, keep: bool, by_rule: bool,
+    total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return x wᵀ + bias, x w with ``transposed``; and the gathered x with ``keep``, otherwise an empty tensor."""
+    again = Again(form, Context.named(name), transposed, keep, by_rule, total, algo=algo)
+    y, gathered = again(x, w, bias)
+    return y, x.new_empty(0) if gathered is None else gathered
 
 
 class Again:
@@ -380,7 +346,12 @@ class Again:
     They are not read again: see ``Made``.
 
     Args:
-        form, ctx, transposed, keep, by_rule, total, algo: as for ``run``.
+        form, ctx: the product.
+        transposed: w is inputs × outputs; there is no bias.
+        keep: x gathered is a result, too.
+        by_rule: what is gathered must be split as ``shard`` does.
+        total: how many rows or outputs are gathered, if that has to be known.
+        **how: more of a ``ParallelCall``; with scales, x is the part that is multiplied.
     """
 
     def __init__(
@@ -391,21 +362,24 @@ class Again:
         keep: bool,
         by_rule: bool,
         total: int | None,
-        algo: str,
+        **how: Any,
     ) -> None:
         self._kind, self._ctx, self._keep, self._total = FORMS[form], ctx, keep, total
-        self._how: dict[str, Any] = {
-            "transposed": transposed, "return_gathered": keep, "by_rule": by_rule, "algo": algo,
-        }  # fmt: skip
+        self._how = {"transposed": transposed, "return_gathered": keep, "by_rule": by_rule, **how}
+        self._parts = self._kind.part_of_x and "scales" not in how
         self._made: dict[Any, Made] = {}
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return what ``run`` does. Collective over the context, unless it is local."""
+        """Return the product, and x gathered with ``keep``. Collective over the context, unless it is local.
+
+        Raises:
+            ArgumentError: what is gathered is not split by the rule; LayoutError: it is another number. On every rank.
+        """
         if self._kind.call is None:
-            return _alone(x, w, bias, self._how["transposed"]), None
+            return x @ w if self._how["transposed"] else torch.nn.functional.linear(x, w, bias), None
         key = seen(x)
         made = self._made.get(key)
-        part = x[..., own(x.shape[-1], self._ctx)] if self._kind.part_of_x else x
+        part = x[..., own(x.shape[-1], self._ctx)] if self._parts else x
         if made is not None:
             found, self._made[key] = made(part, w, bias)
         else:
@@ -435,7 +409,7 @@ class Multiplication:
     Args:
         form: one of ``FORMS``.
         ctx: the context.
-        keep, by_rule, total, algo: as for ``run``.
+        keep, by_rule, total, algo: as for ``Again``.
         backward_algo: the algorithm of the product back.
 
     Attributes:
@@ -457,7 +431,7 @@ class Multiplication:
     ) -> None:
         self.form, self.ctx, self._how = form, ctx, (keep, by_rule, total, algo, backward_algo)
         self.keeps_x, self.scatters = FORMS[form].gathers != "x", FORMS[form].scatters
-        self.forward = Again(form, ctx, False, keep, by_rule, total, algo)
+        self.forward = Again(form, ctx, False, keep, by_rule, total, algo=algo)
         self._backward: dict[tuple[bool, int | None], Again] = {}
 
     def in_open_context(self) -> Multiplication:
@@ -474,7 +448,7 @@ class Multiplication:
         found = self._backward.get((keep, total))
         if found is None:
             back = FORMS[self.form].back
-            found = Again(back, self.ctx, True, keep, bool(FORMS[back].gathers), total, self._how[-1])
+            found = Again(back, self.ctx, True, keep, bool(FORMS[back].gathers), total, algo=self._how[-1])
             self._backward[keep, total] = found
         return found(gy, w, None)
 

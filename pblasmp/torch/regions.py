@@ -154,29 +154,6 @@ def _total(mine: int, ctx: Context) -> int:
     return total
 
 
-def _region(x: Tensor, name: str, forward: str, back: str, dim: int, total: int | None) -> Tensor:
-    ctx = Context.named(name)
-    if forward == "same":
-        return x.clone()
-    with ctx.running("pblasmp.torch"):
-        with ctx.agreement("pblasmp.torch") as facts:
-            shape = list(x.shape)
-            if forward == "gather":
-                shape[dim] = -1 if total is None else total
-            facts.update(move=forward, x=f"{shape} {x.dtype}")
-        if forward == "sum":
-            return reduce(x.contiguous().clone(), ctx)
-        rows = x.movedim(dim, 0)
-        if forward == "part":
-            moved = rows[own(rows.shape[0], ctx)].clone()
-        elif forward == "gather":
-            assert total is not None
-            moved = all_gather(rows, ctx, total)
-        else:
-            moved = reduce_scatter(rows.clone(), ctx)
-        return moved.movedim(0, dim)
-
-
 def _region_fake(x: Tensor, name: str, forward: str, back: str, dim: int, total: int | None) -> Tensor:
     shape = list(x.shape)
     if forward in ("part", "sum_part"):
@@ -201,11 +178,31 @@ def _region_back(node: Any, g: Tensor) -> Gradients:
     return region(g, node.context_name, node.back, "same", node.dim, total), *(None,) * 5
 
 
-region = operator(
-    "region",
+@operator(
     "(Tensor x, str ctx, str forward, str back, int dim, SymInt? total) -> Tensor",
-    _region,
     _region_fake,
     _region_back,
     _region_saves,
 )
+def region(x: Tensor, name: str, forward: str, back: str, dim: int, total: int | None) -> Tensor:
+    """Return x moved ``forward``; its gradient moves ``back``. Collective over the context."""
+    ctx = Context.named(name)
+    if forward == "same":
+        return x.clone()
+    with ctx.running("pblasmp.torch"):
+        with ctx.agreement("pblasmp.torch") as facts:
+            shape = list(x.shape)
+            if forward == "gather":
+                shape[dim] = -1 if total is None else total
+            facts.update(move=forward, x=f"{shape} {x.dtype}")
+        if forward == "sum":
+            return reduce(x.contiguous().clone(), ctx)
+        rows = x.movedim(dim, 0)
+        if forward == "part":
+            moved = rows[own(rows.shape[0], ctx)].clone()
+        elif forward == "gather":
+            assert total is not None
+            moved = all_gather(rows, ctx, total)
+        else:
+            moved = reduce_scatter(rows.clone(), ctx)
+        return moved.movedim(0, dim)

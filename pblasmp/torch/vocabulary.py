@@ -277,23 +277,6 @@ def _described(tensor: Tensor) -> str:
 # -- the operators
 
 
-def _embedding(words: Tensor, weight: Tensor, name: str, total: int, padding: int, scatter: bool) -> Tensor:
-    ctx = Context.named(name)
-    with ctx.running(_EMBEDDING):
-        with ctx.agreement(_EMBEDDING) as facts:
-            facts.update(words=str(tuple(words.shape)), weight=f"{total}x{weight.shape[-1]} {weight.dtype}")
-            if words.device.type == "cpu":
-                _check_range("words", words, total)
-        mine = own(total, ctx)
-        here = (words >= mine.start) & (words < mine.stop)
-        if mine.stop > mine.start:
-            rows = torch.nn.functional.embedding(torch.where(here, words - mine.start, 0), weight)
-            rows = rows.masked_fill_(~here[..., None], 0)
-        else:
-            rows = weight.new_zeros((*words.shape, weight.shape[-1]))
-        return reduce_scatter(rows, ctx) if scatter else reduce(rows, ctx)
-
-
 def _embedding_fake(
     words: Tensor, weight: Tensor, name: str, total: int, padding: int, scatter: bool
 ) -> Tensor:
@@ -323,17 +306,39 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     return None, gw[: node.rows], None, None, None, None
 
 
-vocab_embedding = operator(
-    "vocab_embedding",
+@operator(
     "(Tensor words, Tensor weight, str ctx, int total, int padding, bool scatter) -> Tensor",
-    _embedding,
     _embedding_fake,
     _embedding_back,
     _embedding_saves,
 )
+def vocab_embedding(
+    words: Tensor, weight: Tensor, name: str, total: int, padding: int, scatter: bool
+) -> Tensor:
+    """Return the rows of ``words``, of which each rank has a part. Collective over the context."""
+    ctx = Context.named(name)
+    with ctx.running(_EMBEDDING):
+        with ctx.agreement(_EMBEDDING) as facts:
+            facts.update(words=str(tuple(words.shape)), weight=f"{total}x{weight.shape[-1]} {weight.dtype}")
+            if words.device.type == "cpu":
+                _check_range("words", words, total)
+        mine = own(total, ctx)
+        here = (words >= mine.start) & (words < mine.stop)
+        if mine.stop > mine.start:
+            rows = torch.nn.functional.embedding(torch.where(here, words - mine.start, 0), weight)
+            rows = rows.masked_fill_(~here[..., None], 0)
+        else:
+            rows = weight.new_zeros((*words.shape, weight.shape[-1]))
+        return reduce_scatter(rows, ctx) if scatter else reduce(rows, ctx)
 
 
-def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
+def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
+    return x.new_empty((total, *x.shape[1:]))
+
+
+@operator("(Tensor x, str ctx, SymInt total) -> Tensor", _gather_rows_fake)
+def gather_rows(x: Tensor, name: str, total: int) -> Tensor:
+    """Return the gradient of all rows from the ranks' parts. Collective over the context."""
     ctx, call = Context.named(name), f"{_EMBEDDING}: gradient"
     with ctx.running(call):
         with ctx.agreement(call) as facts:
@@ -341,58 +346,8 @@ def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
         return all_gather(x, ctx, total)
 
 
-def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
-    return x.new_empty((total, *x.shape[1:]))
-
-
-gather_rows = operator(
-    "gather_rows", "(Tensor x, str ctx, SymInt total) -> Tensor", _gather_rows, _gather_rows_fake
-)
-
-
 # -- cross entropy: of each token, the largest logit, the sum of exponentials, the logit of its target, and with label
 # smoothing the weighted sum of all logits
-
-
-def _losses(
-    logits: Tensor, target: Tensor, weight: Tensor | None, name: str, ignore: int, smoothing: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses, logarithms of sums of exponentials, and this rank's first word and the number of all."""
-    ctx = Context.named(name)
-    with ctx.running(_LOSS):
-        with ctx.agreement(_LOSS) as facts:
-            facts.update(
-                target=str(tuple(target.shape)), dtype=str(logits.dtype), weight=weight is not None,
-                ignore_index=ignore, label_smoothing=smoothing,
-            )  # fmt: skip
-        width = logits.shape[-1]
-        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
-        block = values.new_full((1,), width)
-        reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
-        largest, first = reduced[:-1].reshape(target.shape), reduced[-1].long() * ctx.rank
-        here = (target >= first) & (target < first + width)
-        chosen = torch.zeros_like(largest)
-        if width:
-            chosen = values.gather(-1, torch.where(here, target - first, 0)[..., None])[..., 0]
-            chosen = torch.where(here, chosen, 0)
-        exponentials = (values - largest[..., None]).exp().sum(-1)
-        everything = values if weight is None else values * weight[own(weight.shape[0], ctx)].to(values.dtype)
-        sums = [exponentials, chosen, *([everything.sum(-1)] if smoothing else [])]
-        words = values.new_full((1,), width)
-        total = reduce(torch.cat([*(each.reshape(-1) for each in sums), words]), ctx)
-        exponentials, chosen, *rest = total[:-1].reshape(len(sums), *target.shape)
-        if target.device.type == "cpu":
-            with ctx.agreement(_LOSS):
-                _check_range("target", torch.where(target == ignore, 0, target), int(total[-1].item()))
-        logarithm = exponentials.log() + largest
-        losses = logarithm - chosen
-        if weight is not None:
-            losses = losses * _factors(weight, target, ignore, losses.dtype)
-        if smoothing:
-            share, spread = _spread(weight, total[-1], smoothing, losses.dtype)
-            losses = (1 - smoothing) * losses + spread * logarithm - share * rest[0]
-        return torch.where(target == ignore, 0, losses), logarithm, torch.stack([first, total[-1].long()])
 
 
 def _factors(weight: Tensor, target: Tensor, ignore: int, dtype: torch.dtype) -> Tensor:
@@ -444,14 +399,51 @@ def _losses_back(node: Any, g: Tensor | None, *_: None) -> Gradients:
     return gradient.to(logits.dtype), *nothing
 
 
-vocab_losses = operator(
-    "vocab_losses",
+@operator(
     "(Tensor logits, Tensor target, Tensor? weight, str ctx, int ignore, float smoothing) -> (Tensor, Tensor, Tensor)",
-    _losses,
     _losses_fake,
     _losses_back,
     _losses_saves,
 )
+def vocab_losses(
+    logits: Tensor, target: Tensor, weight: Tensor | None, name: str, ignore: int, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses, logarithms of sums of exponentials, and this rank's first word and the number of all."""
+    ctx = Context.named(name)
+    with ctx.running(_LOSS):
+        with ctx.agreement(_LOSS) as facts:
+            facts.update(
+                target=str(tuple(target.shape)), dtype=str(logits.dtype), weight=weight is not None,
+                ignore_index=ignore, label_smoothing=smoothing,
+            )  # fmt: skip
+        width = logits.shape[-1]
+        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
+        block = values.new_full((1,), width)
+        reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
+        largest, first = reduced[:-1].reshape(target.shape), reduced[-1].long() * ctx.rank
+        here = (target >= first) & (target < first + width)
+        chosen = torch.zeros_like(largest)
+        if width:
+            chosen = values.gather(-1, torch.where(here, target - first, 0)[..., None])[..., 0]
+            chosen = torch.where(here, chosen, 0)
+        exponentials = (values - largest[..., None]).exp().sum(-1)
+        everything = values if weight is None else values * weight[own(weight.shape[0], ctx)].to(values.dtype)
+        sums = [exponentials, chosen, *([everything.sum(-1)] if smoothing else [])]
+        words = values.new_full((1,), width)
+        total = reduce(torch.cat([*(each.reshape(-1) for each in sums), words]), ctx)
+        exponentials, chosen, *rest = total[:-1].reshape(len(sums), *target.shape)
+        if target.device.type == "cpu":
+            with ctx.agreement(_LOSS):
+                _check_range("target", torch.where(target == ignore, 0, target), int(total[-1].item()))
+        logarithm = exponentials.log() + largest
+        losses = logarithm - chosen
+        if weight is not None:
+            losses = losses * _factors(weight, target, ignore, losses.dtype)
+        if smoothing:
+            share, spread = _spread(weight, total[-1], smoothing, losses.dtype)
+            losses = (1 - smoothing) * losses + spread * logarithm - share * rest[0]
+        return torch.where(target == ignore, 0, losses), logarithm, torch.stack([first, total[-1].long()])
 
 
 # -- checks

@@ -21,7 +21,7 @@ from pblasmp.cli.bench import Separate
 from pblasmp.cli.commands import cli
 from pblasmp.costs import speeds
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
-from pblasmp.problems.files import read_toml
+from pblasmp.problems.files import load_table
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
 SMALL = {
@@ -59,7 +59,7 @@ def test_measure(tmp_path):
         table = with_ranks(table, entry, title="here", measured=True, memory_bytes=1 << 30)
     file = tmp_path / "here.toml"
     file.write_text(machine_toml(table))
-    machine = machine_from(read_toml(file)[0], "here")
+    machine = machine_from(load_table(file), "here")
     assert [each.ranks for each in machine.nodes] == [1, 2]
     found = pb.predict(pb.MatmulProblem.gemm(16, 16, 16, "1x2", 4), file)
     assert found.seconds > 0
