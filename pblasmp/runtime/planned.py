@@ -171,9 +171,10 @@ class Kin:
         """Return what computes a call of another size; None if it must be prepared."""
         problem = call.task().problem
         choice = self._choice.resized(call.ctx.engine, problem)
-        product = None if choice is None else self._products.get(choice.name)
-        other = None if product is None else product.resized(problem)
-        return None if choice is None or other is None else (other, choice)
+        if choice is None or (product := self._products.get(choice.name)) is None:
+            return None
+        other = product.resized(problem)
+        return None if other is None else (other, choice)
 
 
 def _remember_kin(call: UserCall[Any], plan: Plan[Any]) -> None:

@@ -211,9 +211,11 @@ class _OneKernelProduct(CopyProduct):
         """Do nothing: no rank is two calls ahead of another."""
 
     def _multiply(self, operands: Views) -> None:
-        gpu = self.gpu
-        out = self._aligned("one_kernel out", operands.d, copy=False)
-        x, w = self._aligned("one_kernel x", operands.a), self._aligned("one_kernel w", operands.b)
+        gpu, x, w, out = self.gpu, operands.a, operands.b, operands.d
+        places = x.address | w.address | out.address
+        if (places | x.ld * x.dtype.itemsize | w.ld * w.dtype.itemsize | out.ld * out.dtype.itemsize) % _ALIGN:
+            out = self._aligned("one_kernel out", out, copy=False)
+            x, w = self._aligned("one_kernel x", x), self._aligned("one_kernel w", w)
         job = self._job(operands, x, w, out)
         gpu.one_kernel(self.kernel, job, self.blocks)
         if out is not operands.d:
