@@ -99,6 +99,7 @@ class BoardState(ctypes.Structure):
         ("rank", ctypes.c_int64),
         ("mine", ctypes.c_int64 * VALUES),
         ("post", ctypes.c_void_p),
+        ("moment", ctypes.c_int64),
     )
 
 

@@ -186,12 +186,7 @@ static int read_votes(board *b, int64_t count, int told, moment *m)
 
 int board_vote(board *b, int told, int yields)
 {
-    return board_vote_within(b, told, yields, b->post == NULL ? MOMENT_NS : LONG_MOMENT_NS);
-}
-
-int board_vote_within(board *b, int told, int yields, int64_t nanoseconds)
-{
-    moment m = {nanoseconds, yields, 0, 0};
+    moment m = {b->moment, yields, 0, 0};
     b->mine[0] = ~b->mine[1];
     b->mine[2] = 0;
     board_bring(b, VOTE + told);

@@ -38,6 +38,7 @@ typedef struct {
     int64_t size, rank;
     int64_t mine[VALUES]; /* what this rank brings next */
     post *post;           /* sends it to other nodes; NULL if there are none. Lines of ranks there are their messages */
+    int64_t moment;       /* nanoseconds that a vote keeps the core */
 } board;
 
 /* One rank says that something is ready, others wait for it. */
@@ -66,9 +67,6 @@ int board_meet(board *b, int yields);
 /* The same with a vote for mine[1], which tells so many of the values from mine[3] on. Return 1 if all vote for this
  * number and none found a fault; ``found`` then has what each rank tells. 0 if not, ABSENT if that is not known yet. */
 int board_vote(board *b, int told, int yields);
-
-/* The same, polling for so long. */
-int board_vote_within(board *b, int told, int yields, int64_t nanoseconds);
 
 /* Of a meeting that this rank has come to: the first rank, from ``rank`` on, that has not; their number if all have. */
 int board_absent(const board *b, int64_t count, int rank);

@@ -30,6 +30,12 @@ YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core
 NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
+_MOMENT, _LONG_MOMENT = (
+    40_000,
+    200_000,
+)  # nanoseconds that a vote keeps the core, on one node and between nodes
+_MOMENT_OF_GPUS = 1_000_000
+
 LINE = 8  # integers: a cache line for each rank
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run
 
@@ -72,8 +78,9 @@ class Board:
         self._lines = lines  # they stay as long as there is an address of theirs
         self._found = np.empty(_core.VALUES * size, np.int64)
         self._state = _core.BoardState(lines.ctypes.data, self._found.ctypes.data, 0, size, rank)
+        self._state.moment = _MOMENT
         if post is not None:
-            self._state.post = ctypes.addressof(post.state)
+            self._state.post, self._state.moment = ctypes.addressof(post.state), _LONG_MOMENT
         self._at = ctypes.c_void_p(ctypes.addressof(self._state))
         self._size, self._processes, self._core = size, processes, core
         self._values = np.frombuffer(self._state.mine, np.int64)
@@ -94,6 +101,13 @@ class Board:
     def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
         return self._begin(values, out)
+
+    def wait_longer(self) -> None:
+        """Let votes wait in the core for a millisecond, as suits ranks that only feed GPUs. Local.
+
+        They are some hundred microseconds apart, and a wait in Python makes a rank late for the next vote.
+        """
+        self._state.moment = _MOMENT_OF_GPUS
 
     def arrive(self) -> None:
         """Come to a meeting of all ranks without waiting for the others. Local."""

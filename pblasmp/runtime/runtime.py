@@ -109,6 +109,8 @@ class Runtime(Generic[Matrix]):
             limit_caches(rank_share(MOST_BYTES, _CACHES_OF_MACHINE, sharing))
             self.control.patient = self.comm.patient
             open_boards(self.comm, self.control)
+            if self.engine.traits.queues and self.control.board is not None:
+                self.control.board.wait_longer()
             self._begin()
             ranks = counted(self.comm.size, "rank")
             logger.info("engine %s on %s: %s", self.engine.name, ranks, self.engine.why)

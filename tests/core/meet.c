@@ -113,7 +113,7 @@ static void chain(board *b, int turn)
 static void *run(void *argument)
 {
     int64_t found[VALUES * MOST];
-    board b = {.lines = lines[0], .found = found, .size = ranks, .rank = (int64_t)(intptr_t)argument};
+    board b = {.lines = lines[0], .found = found, .size = ranks, .rank = (int64_t)(intptr_t)argument, .moment = 40000};
     board other = b;
     other.lines = lines[1];
     for (int turn = 0; turn < turns; turn++) {
