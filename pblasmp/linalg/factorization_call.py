@@ -280,8 +280,13 @@ class FactorizationCall(UserCall[T]):
         other = copy.copy(self)
         other.given = {**self.given, **given}
         other.made = given.get("out", self.made)
-        other._writable()
         return other
+
+    def facts(self) -> dict[str, Any]:
+        """Check that what the call writes may be written to. Local."""
+        self._writable()
+        check_writable({"out": self.made})
+        return {}
 
     def _writable(self) -> None:
         check_writable({name: self.given.get(name) for name in self.optional})

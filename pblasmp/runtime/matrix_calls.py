@@ -21,7 +21,7 @@ from ..layout.routines import GEMM, ROUTINES, Routine
 from .handle import Handle
 from .planned import run
 from .plans import UserCall
-from .reading import check_operands, check_overlap, comparable, context_of, glance, number
+from .reading import check_operands, check_overlap, check_writable, comparable, context_of, glance, number
 
 Matrices = dict[str, Handle | None]
 _OF_PRODUCTS = ("scheme", "epilogue", "scales")
@@ -259,6 +259,11 @@ class MatrixCall(UserCall[Any]):
         m = self._matrices
         a, b, c, d = (None if x is None else x.local for x in (m["a"], m["b"], m["c"], m["d"]))
         return Operands(a, b, c, d, self._epilogue, self._scales)
+
+    def facts(self) -> dict[str, Any]:
+        """Check that D may be written to. Local."""
+        check_writable({"out": self._matrices["d"]})
+        return {}
 
     @property
     def starts(self) -> bool:

@@ -282,8 +282,8 @@ class ParallelCall(UserCall[Any]):
             arrays[name] = array = as_local(engine, getattr(self, name), name, kind)
             if array.dtype != engine.operations.stored(kind):
                 raise ArgumentError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
-        if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
-            raise ArgumentError("out: is read-only")
+        if "out" in arrays:
+            _check_writable(arrays["out"])
         return types, arrays
 
     def _bound_scales(self, types: MatmulProblem) -> Scales | None:
@@ -505,7 +505,8 @@ class ParallelCall(UserCall[Any]):
 
     def facts(self) -> dict[str, Any]:
         """Return which scales there are. Local."""
-        self.check_gradients()  # the planned arrays may require gradients since
+        self.check_gradients()  # the planned arrays may require gradients since, or be read-only
+        _check_writable(self.out)
         scales = self._local.scales
         return {"scales": scales and scales.facts()}
 
@@ -540,6 +541,11 @@ class ParallelCall(UserCall[Any]):
         if self._memory is not None:
             self.ctx.engine.recycle(self._memory)
         self._buffer = self._memory = None
+
+
+def _check_writable(out: Any) -> None:
+    if not getattr(getattr(out, "flags", None), "writeable", True):
+        raise ArgumentError("out: is read-only")
 
 
 def multiply(

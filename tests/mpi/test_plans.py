@@ -87,6 +87,25 @@ def misuse(comm):
         out = ctx.from_local(frozen, d)
         refuses(ctx, pb.ArgumentError, ["read-only"], pb.matmul, a, b, out=out)
         yield "a read-only operand is fine", misplaced(pb.matmul(out, b), np.zeros(d.shape))
+        positive = scattered(ctx, d, x @ x.T + 999 * np.eye(12))
+        shard = np.zeros((4, 3))
+        for name, args, written in (
+            ("matmul", (pb.matmul, a, b), ctx.zeros(d)),
+            ("trsm", (pb.blas.trsm, positive, b), ctx.zeros(d)),
+            ("cholesky", (pb.linalg.cholesky, positive), ctx.zeros(d)),
+            ("matmul_allreduce", (pb.matmul_allreduce, np.ones((4, 2)), np.ones((3, 2)), ctx), shard),
+        ):
+            plan = pb.plan(*args, out=written)
+            plan()
+            local = written if written is shard else written.local
+            local[...] = 0
+            local.flags.writeable = comm.rank > 0
+            refuses(ctx, pb.ArgumentError, ["out:", "read-only", "(on rank 0)"], plan)
+            assert not local.any(), name
+            local.flags.writeable = True
+            plan()
+            assert local.any(), name
+            plan.close()
 
 
 def ends(comm):
