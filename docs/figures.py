@@ -641,6 +641,25 @@ def level3_gpu() -> str:
     return table(head, rows, 4) + f"\n{source(wide)}\n"
 
 
+def few_columns_gpu() -> str:
+    """Return the times of level-3 routines with few columns on two GPUs, in milliseconds, and products' beside them."""
+    run = results.runs().get("level3-gpu-1x2-16384-512-thin-2-gpus")
+    if run is None:
+        return "No run is stored yet: see [benchmarks](../performance.md#benchmarks).\n"
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for row in run.rows:
+        case, own, product = row["case"], middle(row, "pblasmp"), middle(row, "gemm")
+        key = case["routine"], case["options"]
+        cells.setdefault(key, {})[case["width"]] = (
+            f"{digits(1e3 * (own or 0))} ({digits(1e3 * (product or 0))})"
+        )
+    widths = sorted({width for each in cells.values() for width in each})
+    head = ["routine, options", *(f"{width} column{'s' * (width > 1)}" for width in widths)]
+    rows = [[f"`{name}` {letters}", *(each.get(width, "") for width in widths)]
+            for (name, letters), each in cells.items()]  # fmt: skip
+    return table(head, rows, len(widths)) + f"\n{source(run)}\n"
+
+
 def solves_gpu() -> str:
     """Return the times of LU and of solves by factors on two GPUs next to cuSOLVERMp's, in milliseconds."""
     names = (f"factorizations-gpu-{which}-2-gpus" for which in ("getrf", "potrs-getrs"))

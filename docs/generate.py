@@ -415,7 +415,7 @@ def write_all(directory: Path) -> None:
         raise ValueError("README.md: the table of comparison is old: python docs/figures.py writes it")
     for table in (
         figures.comparison, figures.layer_times, figures.performance, figures.level3_gpu, figures.many_calls,
-        figures.solves_gpu,
+        figures.few_columns_gpu, figures.solves_gpu,
         figures.vector_times, figures.factorizations, figures.nodes, figures.between_hosts,
         figures.eigenvalues, figures.eigenvalues_on_gpus, figures.whole_problems, figures.refined_solves,
         figures.rounding_blocks, figures.rounding_sums, figures.one_kernel, figures.one_kernel_in_8_bits,
