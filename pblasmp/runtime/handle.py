@@ -189,16 +189,17 @@ class Handle:
             ArgumentError: the index is none of a sub-matrix.
         """
         i, j, m, n, transposed = self._at
+        height, width = (n, m) if transposed else (m, n)
         try:
             rows, cols = index
-            i0, i1, down = rows.start, rows.stop, rows.step
-            j0, j1, right = cols.start, cols.stop, cols.step
+            i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop
+            i0, i1 = 0 if i0 is None else i0, height if i1 is None else i1
+            j0, j1 = 0 if j0 is None else j0, width if j1 is None else j1
             legal = (
                 type(i0) is type(i1) is type(j0) is type(j1) is int
-                and down is right is None
-                and 0 <= i0 <= i1
-                and 0 <= j0 <= j1
-                and (i1 <= n and j1 <= m if transposed else i1 <= m and j1 <= n)
+                and rows.step is cols.step is None
+                and 0 <= i0 <= i1 <= height
+                and 0 <= j0 <= j1 <= width
             )
         except (TypeError, ValueError, AttributeError):
             legal = False
