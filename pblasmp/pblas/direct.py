@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from ..engines.direct import (
     host_address,
     pattern,
 )
-from ..engines.direct.sub_matrix import SubMatrix, local_range
+from ..engines.direct.spans import Axes
+from ..engines.direct.sub_matrix import local_range
 from ..errors import ArgumentError
 from ..layout.axis import owned_below
 from ..layout.routines import WORDS
@@ -230,9 +232,10 @@ class DirectForm:
         if info < 0:
             return None
         if self._makes and made is not None:
-            a = direct.operand(0)
-            first, places = _places(a, self._axis)
-            numbers = made[places] if self._axis else made[places] + a[1]
+            held, *start, m, n, _ = direct.operand(0)
+            axes = held.pattern.cols if self._axis else held.pattern.rows
+            first, places = _places(axes, start[self._axis], n if self._axis else m, min(m, n))
+            numbers = made[places] if self._axis else made[places] + start[0]
             args[self._beside][first : first + len(places)] = numbers
         return info
 
@@ -267,15 +270,18 @@ def _sizes(words: str) -> tuple[tuple[str, str], tuple[str, str], str]:
     return (first, other), (other, first), option
 
 
-def _places(a: Part, axis: int) -> tuple[int, NDArray[np.int64]]:
-    """Return where in IPIV this rank's first pivot is, and which rows of A, from 0, its pivots are of. Local.
+@lru_cache(rank_share(256, 1 << 14))
+def _places(axes: Axes, start: int, extent: int, count: int) -> tuple[int, NDArray[np.int64]]:
+    """Return where in IPIV, or TAU, this rank's first number is, and which rows, or columns, its numbers are of. Local.
 
-    Or with axis 1 the same of TAU, and columns.
+    Args:
+        axes: how these are dealt out.
+        start, extent: those of A.
+        count: how many of them, the first ones, have numbers.
     """
-    x, (first, count) = SubMatrix(a), local_range(a, axis)
-    span, process = (x.cols, x.col) if axis else (x.rows, x.row)
-    places = span.globals(process) if process >= 0 and count else np.empty(0, np.int64)
-    return first, places[places < min(a[3], a[4])]
+    first, number, span = local_range(axes, start, extent)
+    places = span.globals(axes.mine) if number else np.empty(0, np.int64)
+    return first, places[places < count]
 
 
 _WAYS = {"reduced": "reduce", "factored": "factor", "lapack": "factor"}  # methods that return something

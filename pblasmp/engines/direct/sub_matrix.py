@@ -42,8 +42,8 @@ class SubMatrix:
     def __init__(self, part: Part, *, turned: bool = False, conjugated: bool = False) -> None:
         held, i, j, m, n, transposed = part
         pattern = held.pattern
-        down, rows_here, rows = _place(pattern.rows, i, m)
-        right, cols_here, cols = _place(pattern.cols, j, n)
+        down, rows_here, rows = local_range(pattern.rows, i, m)
+        right, cols_here, cols = local_range(pattern.cols, j, n)
         self.held, self.part, self.ld = held, part, held.ld
         first = down + right * held.ld if pattern.by_columns else down * held.ld + right
         self.at = held.address + first * pattern.itemsize
@@ -65,7 +65,10 @@ class SubMatrix:
     def local(self) -> Array:
         """Return this rank's part as an array."""
         held, i, j, m, n, _ = self.part
-        (down, rows, _), (right, cols, _) = _place(held.pattern.rows, i, m), _place(held.pattern.cols, j, n)
+        (down, rows, _), (right, cols, _) = (
+            local_range(held.pattern.rows, i, m),
+            local_range(held.pattern.cols, j, n),
+        )
         found: Array = held.array[down : down + rows, right : right + cols]
         return found.T if self.transposed else found
 
@@ -94,16 +97,9 @@ class SubMatrix:
         )
 
 
-def in_first_column(part: Part) -> bool:
-    """Return whether this rank is in the process column of a sub-matrix's first column. Local."""
-    held, i, j, m, n, transposed = part
-    axes, at, extent = (held.pattern.rows, i, m) if transposed else (held.pattern.cols, j, n)
-    return axes.mine == _place(axes, at, extent)[2].source
-
-
 @lru_cache(rank_share(1 << 14, 1 << 18))
-def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
-    """Return the first local index and the number of indices of a range, and how it is dealt out."""
+def local_range(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
+    """Return the first local index and the number of indices of a range, and how it is dealt out. Local."""
     block, nprocs, source, lead, mine = axes
     span = span_of(axes, start, extent)
     if nprocs == 1:
@@ -114,15 +110,6 @@ def _place(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
     return below, end - below, span
 
 
-def local_range(part: Part, axis: int) -> tuple[int, int]:
-    """Return the first of this rank's rows of a sub-matrix in its local array, and how many there are. Local.
-
-    Or columns, with axis 1.
-    """
-    pattern = part[0].pattern
-    return _place((pattern.rows, pattern.cols)[axis], part[1 + axis], part[3 + axis])[:2]
-
-
 def place_of(part: Part) -> tuple[int, Axis, Axis]:
     """Return where this rank's part of a sub-matrix begins in its local array, in bytes, and how that is dealt out.
 
@@ -130,8 +117,8 @@ def place_of(part: Part) -> tuple[int, Axis, Axis]:
     """
     held, i, j, m, n, _ = part
     pattern = held.pattern
-    down, _, rows = _place(pattern.rows, i, m)
-    right, _, cols = _place(pattern.cols, j, n)
+    down, _, rows = local_range(pattern.rows, i, m)
+    right, _, cols = local_range(pattern.cols, j, n)
     first = down + right * held.ld if pattern.by_columns else down * held.ld + right
     return first * pattern.itemsize, rows, cols
 

@@ -213,7 +213,9 @@ class _OneKernelProduct(CopyProduct):
     def _multiply(self, operands: Views) -> None:
         gpu, x, w, out = self.gpu, operands.a, operands.b, operands.d
         places = x.address | w.address | out.address
-        if (places | x.ld * x.dtype.itemsize | w.ld * w.dtype.itemsize | out.ld * out.dtype.itemsize) % _ALIGN:
+        if (
+            places | x.ld * x.dtype.itemsize | w.ld * w.dtype.itemsize | out.ld * out.dtype.itemsize
+        ) % _ALIGN:
             out = self._aligned("one_kernel out", out, copy=False)
             x, w = self._aligned("one_kernel x", x), self._aligned("one_kernel w", w)
         job = self._job(operands, x, w, out)

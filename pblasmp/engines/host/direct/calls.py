@@ -74,7 +74,6 @@ _REAL = {  # what types have in place of a routine
 _COMPLEX = {"ger": "geru", "orgqr": "ungqr", "ormqr": "unmqr"}
 _WITH_TAU = "orgqr", "ormqr"
 _NUMBERS = "dot", "asum"  # in double precision for all types
-_PARTS, _PART = 8, 6  # where they begin in a request, and how many numbers each is
 (
     _UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM, _BROKEN, _UNKNOWN,
 ) = map(
@@ -129,7 +128,7 @@ class HostDirect:
         self._letters = ""  # the types whose functions of the BLAS the core knows
         self._addresses = 0, 0  # of the sets
         self._board: Board | None = None  # which the core knows
-        self._request = memoryview(self._held).cast("B")[: _core.REQUEST.size]
+        self._parts = np.frombuffer(memoryview(self._held), np.int64, 30, 64).reshape(5, 6)  # of the request
         self._places = np.zeros(objects.PLACES_SIZE, np.uint8)
         self._learned: dict[int, Held] = {}  # in these places, by address
         self._arguments = objects.Arguments(
@@ -235,13 +234,9 @@ class HostDirect:
         done = self._done(control, asked, args)
         if not done:
             return done
-        state, routine, dtype, (_, _, _, m, n, _) = (
-            self._state,
-            asked.routine,
-            asked.dtype,
-            self._requested(0),
-        )
-        if not min(self._requested(3)[3:5]):
+        state, routine, dtype, parts = self._state, asked.routine, asked.dtype, self._parts.tolist()
+        (_, _, _, m, n, _), (_, _, _, *of_d, _) = parts[0], parts[3]
+        if not min(of_d):
             return Outcome(0)
         made = diagonal = None
         if routine in ("getrf", "gesv", "getrf getri", "geqrf"):
@@ -384,14 +379,9 @@ class HostDirect:
         self._learned[at], self._arguments.given = held, id(pair)
         self._core.arguments_learn(self._given, ctypes.c_void_p(at), *map(ctypes.c_int64, (rows, cols)))
 
-    def _requested(self, place: int) -> tuple[int, ...]:
-        """Return what the core knows of a sub-matrix of the last call: of A with 0, and so on."""
-        at = _PARTS + _PART * place
-        return _core.REQUEST.unpack(self._request)[at : at + _PART]
-
     def operand(self, place: int) -> Part | None:
         """Return a sub-matrix of the last call whose arguments the core has read: A with 0, and so on. Local."""
-        of, i, j, m, n, transposed = self._requested(place)
+        of, i, j, m, n, transposed = self._parts[place].tolist()
         return (self._learned[of], i, j, m, n, bool(transposed)) if of else None
 
     def vector(self) -> tuple[bool, int]:
