@@ -2,6 +2,8 @@
 /* Triangular and symmetric matrices: products, and solves. */
 #include "call.h"
 
+#include <string.h>
+
 static const int64_t FEW = 4;          /* columns of B, for so many times as many rows */
 static const int64_t SMALL = 1 << 14;  /* elements of a result, up to which computing in place beats making a plan */
 static const int64_t FEW_BLOCKS = 16;
@@ -242,7 +244,7 @@ static int prepare_stored(call *c)
  *
  * Block after block of the diagonal, the rank that has it subtracts what the ranks of its process row have summed up, and
  * solves. The ranks of its process column then multiply their parts of these columns, and begin with the rows of the next
- * blocks. Each says by a flag when others can go on. */
+ * blocks. Each says by a flag when others of its node can go on. */
 
 typedef struct {
     int64_t start, stop, row, col; /* of the matrix, and the process that has their square */
@@ -280,13 +282,31 @@ static int64_t period(const view *a)
     return span_whole(&a->cols) ? 1 : a->cols.nprocs;
 }
 
-static int subtract(call *c, int64_t k, int64_t col, operand x, const diagonal *b)
+/* Whether a process column has had a block before block k. */
+static int has_sums(const call *c, int64_t k, int64_t col)
 {
     const view *a = &c->x;
-    if (col != a->col && await_flag(c, summed(c, k, col)) != OK)
+    int64_t n = a->cols.nprocs, first = block_at(c, 0).col;
+    int64_t since = span_whole(&a->cols) ? (col != first) * k : (c->upwards ? first - col + n : col - first + n) % n;
+    return since < k;
+}
+
+static operand solution_of(const call *c, const diagonal *b)
+{
+    return from(c, slab(c, c->right, 0, 0), b->start, 0);
+}
+
+/* What a process column has summed up for the rows of a block. */
+static operand sums_of(const call *c, const diagonal *b, int64_t col)
+{
+    return from(c, slab(c, c->left, b->row, col), span_below(&c->x.rows, b->start, b->row), 0);
+}
+
+static int subtract(call *c, int64_t k, int64_t col, operand x, const diagonal *b)
+{
+    if (col != c->x.col && await_flag(c, summed(c, k, col)) != OK)
         return BROKEN;
-    operand found = slab(c, c->left, a->row, col);
-    found.at += span_below(&a->rows, b->start, a->row) * c->item;
+    operand found = sums_of(c, b, col);
     BLAS(c, 6, AXPY)(INT(b->stop - b->start), &c->less, found.at, INT(1), x.at, INT(1));
     return OK;
 }
@@ -294,13 +314,10 @@ static int subtract(call *c, int64_t k, int64_t col, operand x, const diagonal *
 static int solve_block(call *c, int64_t k, const diagonal *b)
 {
     const view *a = &c->x;
-    operand x = slab(c, c->right, 0, 0);
-    x.at += b->start * c->item;
-    int64_t n = a->cols.nprocs, first = block_at(c, 0).col;
-    for (int64_t turn = 0; turn < n; turn++) {
+    operand x = solution_of(c, b);
+    for (int64_t turn = 0; turn < a->cols.nprocs; turn++) {
         int64_t col = turn == 0 ? a->col : turn - (turn <= a->col); /* this rank's own first */
-        int64_t since = span_whole(&a->cols) ? (col != first) * k : (c->upwards ? first - col + n : col - first + n) % n;
-        if (since < k && subtract(c, k, col, x, b) != OK) /* it has had a block */
+        if (has_sums(c, k, col) && subtract(c, k, col, x, b) != OK)
             return BROKEN;
     }
     int64_t i = span_below(&a->rows, b->start, a->row), j = span_below(&a->cols, b->start, a->col);
@@ -318,11 +335,10 @@ static int64_t multiply_rows(call *c, const diagonal *b, int64_t first, int64_t 
     diagonal low = block_at(c, c->upwards ? last : first), high = block_at(c, c->upwards ? first : last);
     int64_t i = span_below(&a->rows, low.start, a->row), i1 = span_below(&a->rows, high.stop, a->row);
     if (i < i1 && really) {
-        operand x = slab(c, c->right, 0, 0), sums = slab(c, c->left, a->row, a->col);
-        x.at += b->start * c->item, sums.at += i * c->item;
+        operand x = solution_of(c, b), sums = slab(c, c->left, a->row, a->col);
         x.by_columns = 0, x.ld = 1;
         gemm(c, i1 - i, 1, b->stop - b->start, &c->one, from(c, a->here, i, span_below(&a->cols, b->start, a->col)), x,
-             &c->one, sums);
+             &c->one, from(c, sums, i, 0));
     }
     return i1 - i;
 }
@@ -349,26 +365,99 @@ static int multiply_columns(call *c, int64_t k, const diagonal *b)
     return OK;
 }
 
+static int solve_on_node(call *c)
+{
+    const view *a = &c->x;
+    for (int64_t k = 0; k < c->blocks && a->active; k++) {
+        diagonal b = block_at(c, k);
+        if (b.col != a->col)
+            continue;
+        if (b.row == a->row && solve_block(c, k, &b) != OK)
+            return BROKEN;
+        if (multiply_columns(c, k, &b) != OK)
+            return BROKEN;
+    }
+    return OK;
+}
+
+/* -- between nodes: at step 2 k the solution of block k goes to all nodes, at step 2 k - 1 sums for its rows to the node of
+ * the rank that solves it. Who receives either raises the flag for its node. All ranks take the steps in one order. */
+
+/* Pack what a rank sends to a node at this step, unpack it, or, without a message, count its bytes. */
+static int64_t carry_link(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
+{
+    int64_t k = (c->step + 1) / 2, sums = c->step % 2, col = 0;
+    diagonal b = block_at(c, k);
+    int64_t solver = rank_of(&c->x, b.row, b.col), nbytes = (b.stop - b.start) * c->item;
+    while (sums && col < c->x.cols.nprocs && rank_of(&c->x, b.row, col) != rank)
+        col++;
+    if (sums ? col == c->x.cols.nprocs || col == b.col || !has_sums(c, k, col) || c->node_of[solver] != node : rank != solver)
+        return 0;
+    operand at = sums ? sums_of(c, &b, col) : solution_of(c, &b);
+    if (message != NULL)
+        memcpy(unpacks ? at.at : message, unpacks ? message : at.at, (size_t)nbytes);
+    if (message != NULL && unpacks)
+        flag_raise(c->flags, sums ? summed(c, k, col) : solved(c, k));
+    return nbytes;
+}
+
+static int64_t pack_link(const void *of, int64_t node, char *to)
+{
+    const call *c = of;
+    return carry_link(c, c->rank, node, to, 0);
+}
+
+static int64_t unpack_link(void *of, int64_t rank, char *from)
+{
+    const call *c = of;
+    return carry_link(c, rank, c->node, from, 1);
+}
+
+static int exchange_links(call *c, int64_t step)
+{
+    c->step = step;
+    c->votes->post->parcel = (parcel){c, pack_link, unpack_link};
+    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
+}
+
+static int solve_between(call *c)
+{
+    const view *a = &c->x;
+    int64_t last = c->blocks - 1;
+    for (int64_t k = 0; k <= last; k++) {
+        diagonal b = block_at(c, k), next = block_at(c, k + 1);
+        int here = a->active && b.col == a->col;
+        if ((here && b.row == a->row && solve_block(c, k, &b) != OK) || exchange_links(c, 2 * k) != OK)
+            return BROKEN;
+        here = here && multiply_rows(c, &b, k + 1, last, 0);
+        if (here && b.row != a->row && await_flag(c, solved(c, k)) != OK)
+            return BROKEN;
+        if (here && k < last)
+            multiply_rows(c, &b, k + 1, k + 1, 1);
+        if (k < last && a->active && next.row == a->row && next.col != a->col)
+            flag_raise(c->flags, summed(c, k + 1, a->col));
+        if (k < last && exchange_links(c, 2 * k + 1) != OK)
+            return BROKEN;
+        if (here)
+            multiply_rows(c, &b, k + 2, last, 1);
+    }
+    return OK;
+}
+
 static int solve_chain(call *c)
 {
     const view *a = &c->x;
     if (a->active) {
         operand sums = slab(c, c->left, a->row, a->col);
         tile_fill(elements(c, sums), a->m, 1, c->item);
-        for (int64_t k = 0; k < c->blocks; k++) {
-            diagonal b = block_at(c, k);
-            if (b.col != a->col)
-                continue;
-            if (b.row == a->row && solve_block(c, k, &b) != OK)
-                return BROKEN;
-            if (multiply_columns(c, k, &b) != OK)
-                return BROKEN;
-        }
     }
+    if ((is_on_one_node(c) ? solve_on_node(c) : solve_between(c)) != OK)
+        return BROKEN;
     if (!c->to.active)
         return OK;
-    if (await_flag(c, solved(c, c->blocks - 1)) != OK)
-        return BROKEN;
+    for (int64_t k = is_on_one_node(c) ? c->blocks - 1 : 0; k < c->blocks; k++) /* several ranks receive for a node */
+        if (await_flag(c, solved(c, k)) != OK)
+            return BROKEN;
     take(c, c->right, &c->to);
     return OK;
 }
@@ -380,9 +469,10 @@ static int prepare_chain(call *c)
     view a = view_of(&c->a, turned, c->op_a == 'C');
     const span *s = blocks_along(&a);
     int64_t n = a.rows.extent, count = (s->lead + n + s->block - 1) / s->block;
-    REQUIRE(is_on_one_node(c) && has_tiles(&a)); /* flags are memory that all ranks share */
+    REQUIRE(has_tiles(&a));
     REQUIRE(is_one(c, &c->factor) && !(a.here.conjugated && a.here.by_columns));
-    REQUIRE(count <= FEW_BLOCKS || count <= n * n / c->limits->handoff);
+    int64_t together = n * n / (is_on_one_node(c) ? c->limits->handoff : c->limits->message);
+    REQUIRE(count <= together || (is_on_one_node(c) && count <= FEW_BLOCKS));
     REQUIRE(find_words(c, a.here.by_columns != turned, 1) == OK);
     c->x = a, c->y = view_of(&c->b, 0, 0);
     c->blocks = count, c->upwards = (c->uplo == 'L') == turned;

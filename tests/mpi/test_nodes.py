@@ -19,9 +19,10 @@ from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import factor_cases, inside
 from tests.helpers.calls import called, legal_options, of_level_1
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
+from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
-from tests.helpers.slow import only_long
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
 
@@ -121,6 +122,29 @@ def direct_calls(comm):
                     f"{name} on {a_grid}, {b_grid}",
                     wrong or (None if ways in exchanges else f"exchanges: {ways}"),
                 )
+
+
+def one_column(comm):
+    """A solve for one column leaves the matrix where it is: of each block its solution travels, and sums for it."""
+    rng, n, block = np.random.default_rng(12), 41, 4
+    blocks = -(-n // block)
+    whole, x = rng.standard_normal((n, n)) / n + np.eye(n), rng.standard_normal((n, 1))
+    with pb.Context(comm, engine="host") as ctx, changed_limits(message=1, tiny=0):
+        post = inside.of_the_core(ctx)
+        for grid, (uplo, op, diag) in itertools.product(grids(comm.size), in_turn("LU", "NT", "UN", keep=2)):
+            a = ctx.scatter(whole, pb.MatrixDescriptor((n, n), (block, block), grid, order="CF"[uplo == "L"]))
+            b = ctx.scatter(x, pb.MatrixDescriptor((n, 1), (block, 1), grid))
+            triangle = np.tril(whole) if uplo == "L" else np.triu(whole)
+            if diag == "U":
+                np.fill_diagonal(triangle, 1)
+            post.exchanges = 0
+            pb.blas.trsv(a, b, uplo=uplo, op_a=op, diag=diag, out=b)
+            turns = post.exchanges
+            error = abs(b.allgather() - np.linalg.solve(triangle if op == "N" else triangle.T, x)).max()
+            case = f"{grid}, {uplo} {op} {diag}"
+            yield case, None if error < 1e-12 else f"error {error}"
+            alone = grid.size == 1  # then it has all, and the right-hand side
+            yield case, None if alone or turns == 2 * blocks - 1 else f"{turns} exchanges"
 
 
 def needed(of, ranks, reads):
@@ -287,6 +311,15 @@ def test_every_kind_of_call(nranks, form, tmp_path):
 )
 def test_direct_calls_take_one_exchange_each_way(nranks, form):
     run_mpi(direct_calls, nranks, on_nodes=form)
+
+
+@starts_ranks
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@pytest.mark.parametrize(
+    ("nranks", "form"), [(4, "blocks:2"), *only_long((3, "blocks:3"), (4, "interleaved:2"), (6, "blocks:3"))]
+)
+def test_a_solve_for_one_column_moves_no_matrix(nranks, form):
+    run_mpi(one_column, nranks, on_nodes=form)
 
 
 @starts_ranks
