@@ -347,10 +347,10 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
     """Tiny ones as if they were not, in one case of two; so that every way is taken with every rank."""
     cases, computed, count = Cases(size, 2, nodes), 0, 30 if nodes else 60
     rng, tiny = cases.rng, LIMITS.tiny
-    for _ in range(count):
+    for turn in range(count):
         cases.char = str(rng.choice([*TYPES]))
         (routine, given, into, how), expected = draw(cases, rng)
-        limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9}
+        limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9, "message": 1 << 60 * (turn % 2)}
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
             found = cases.compute(routine, given, into, **how)
         if found is None:
