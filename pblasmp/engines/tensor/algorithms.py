@@ -236,7 +236,7 @@ class PulledSum(TensorProduct[OperandsT]):
         self.shared["parts"] = Memory(self.travels, [shape] * p.size)
         self._rows = [self.rows_of(rank) for rank in range(self.size)]
         if self.everywhere:
-            self.shared["sums"] = Memory(p.out_dtype, [shape] * p.size, disjoint=True)
+            self.shared["sums"] = Memory(p.out_dtype, [shape] * p.size)
 
     def _multiply(self, operands: OperandsT) -> None:
         parts, c, out = self.everyones("parts"), operands.c, operands.d
@@ -271,7 +271,7 @@ class SharedInput(ParallelProduct):
 
     def _prepare(self) -> None:
         p, multiplied = self.p, self._operations.multiplies(self.p.dtype)
-        self.shared["x"] = Memory(multiplied, [(sum(p.tokens), p.inputs[0])], disjoint=True)
+        self.shared["x"] = Memory(multiplied, [(sum(p.tokens), p.inputs[0])])
         self.copied_bytes = p.tokens[self.rank] * p.inputs[0] * multiplied.itemsize
 
     def _multiply(self, operands: Operands) -> None:
@@ -293,7 +293,7 @@ class RingSum(ParallelProduct):
 
     def _prepare(self) -> None:
         p = self.p
-        self.shared["total"] = memory = Memory(self.travels, [(p.tokens[0], p.outputs[0])], disjoint=True)
+        self.shared["total"] = memory = Memory(self.travels, [(p.tokens[0], p.outputs[0])])
         self.copied_bytes = memory.nbytes if self.everywhere else memory.nbytes // p.size
 
     def _multiply(self, operands: Operands) -> None:

@@ -122,12 +122,10 @@ class Memory:
     Attributes:
         dtype: their type.
         shapes: of each: of this rank's own one, or of each rank's.
-        disjoint: the ranks write different rows: where they share memory, one matrix is enough for all.
     """
 
     dtype: np.dtype
     shapes: Sequence[tuple[int, int]]
-    disjoint: bool = False
 
     @property
     def nbytes(self) -> int:
