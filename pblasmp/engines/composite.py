@@ -71,10 +71,11 @@ class Composite(QueuedProduct):
             self._closing.close()
             raise
         needs = [each.workspace for each in self._products]
-        own = engine.operations.workspace(sum(array.nbytes for array in self._own.values()))
+        own = sum(array.nbytes for array in self._own.values())
+        all_, base = (engine.operations.workspace(nbytes) for nbytes in (own, 0))
         self.workspace = Workspace(
-            max((each.device_bytes for each in needs), default=0) + own.device_bytes,
-            max((each.host_bytes for each in needs), default=0) + own.host_bytes,
+            max((each.device_bytes for each in needs), default=0) + all_.device_bytes - base.device_bytes,
+            max((each.host_bytes for each in needs), default=0) + all_.host_bytes - base.host_bytes,
         )
         self.sent_bytes = sum(each.sent_bytes for each in self._products)
         self.copied_bytes = sum(each.copied_bytes for each in self._products)

@@ -90,6 +90,7 @@ class Product:
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
         first: returns the ``with`` block of the first run, if the ranks agree on that; None after it.
+        once: no other run is expected.
         operand_at: makes operands by their addresses, as ``Engine.at`` does, but sooner; None if it needs arrays.
     """
 
@@ -105,6 +106,7 @@ class Product:
     registers: bool = False
     allocates: bool = False
     first: Callable[[], AbstractContextManager[object]] | None = None
+    once: bool = False
     operand_at: Callable[..., Any] | None = None
 
     @property

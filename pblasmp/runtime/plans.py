@@ -239,7 +239,7 @@ class Plan(Generic[Result]):
             self._prepare(operands, nearest)
         else:  # which holds no arrays
             self._product, self._choice = made
-            self._product.first = None
+            self._product.first, self._product.once = None, False
         self._call: UserCall[Result] | None = None
         self._bound: Bound | None = None
         self._only_queues = False

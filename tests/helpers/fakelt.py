@@ -30,7 +30,12 @@ MatmulPreferenceAttribute = IntEnum("MatmulPreferenceAttribute", {
 })  # fmt: skip
 
 
-MatrixLayoutAttribute = IntEnum("MatrixLayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
+MatrixLayoutAttribute = IntEnum(
+    "MatrixLayoutAttribute", {"COLS": 3, "BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6}
+)
+
+
+WORKSPACE = 1 << 20  # bytes that every algorithm needs
 
 
 class CuBLASLtError(Exception):
@@ -103,7 +108,7 @@ class FakeLt:
         return np.uint64 if attribute == 1 else np.uint32
 
     def get_matrix_layout_attribute_dtype(self, attribute: int) -> type:
-        return {5: np.int32, 6: np.int64}[attribute]
+        return {3: np.uint64, 5: np.int32, 6: np.int64}[attribute]
 
     def _set(self, names: Any, thing: int, attribute: int, at: int, nbytes: int) -> None:
         self.alive[thing][names(attribute).name] = int.from_bytes(ctypes.string_at(at, nbytes), "little")
@@ -115,8 +120,15 @@ class FakeLt:
         self._set(MatmulPreferenceAttribute, *arguments)
 
     def matrix_layout_set_attribute(self, layout: int, attribute: int, at: int, nbytes: int) -> None:
-        value = int.from_bytes(ctypes.string_at(at, nbytes), "little")
-        self.alive[layout] += ((MatrixLayoutAttribute(attribute).name, value),)
+        value, name = (
+            int.from_bytes(ctypes.string_at(at, nbytes), "little"),
+            MatrixLayoutAttribute(attribute).name,
+        )
+        if name == "COLS":
+            kind, rows, _, *others = self.alive[layout]
+            self.alive[layout] = kind, rows, value, *others
+        else:
+            self.alive[layout] += ((name, value),)
 
     def matmul_algo_get_heuristic(self, handle: int, desc: int, *rest: int) -> None:
         *layouts, preference, wanted, result, count = rest
@@ -125,7 +137,9 @@ class FakeLt:
         assert wanted == 1
         self.searches += 1
         self.wanted = dict(self.alive[preference])
-        np.frombuffer((ctypes.c_char * 8).from_address(result), np.uint64)[:] = 4711
+        told = np.zeros(1, self.matmul_heuristic_result_dtype)
+        told["algo"], told["workspace_size"] = 4711, WORKSPACE
+        ctypes.memmove(result, told.ctypes.data, told.nbytes)
         (a, _, _, lda, *_), (b, _, _, ldb, *_), _, (d, _, _, ldd, *_) = (self.alive[x] for x in layouts)
         found = self.found
         if a in _FLOAT8 or b in _FLOAT8:

@@ -449,7 +449,7 @@ class FakePeer:
     def _product(
         self, at: int, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
         beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
-        batch: Batch | None = None, lane: str = "main",
+        batch: Batch | None = None, lane: str = "main", once: bool = False,
     ) -> None:  # fmt: skip
         assert 0 not in (x.rows, x.cols, d.rows, d.cols), "cuBLASLt takes no empty matrices"
         for i in range(1, batch.size if batch else 1):

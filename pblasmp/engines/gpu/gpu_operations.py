@@ -19,7 +19,7 @@ from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local.extremes import scale_by_power
 from ..product import Workspace
-from .kernels.lt import Batch, Op
+from .kernels.lt import WORKSPACE_BYTES, Batch, Op
 from .kernels.views import View, contiguous, to_bits
 from .runtime.arena import current
 from .session import Session
@@ -71,8 +71,8 @@ class GpuOperations:
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
-        """Return ``nbytes`` on the device. Local."""
-        return Workspace(nbytes, 0)
+        """Return ``nbytes`` and the workspace of local products, on the device. Local."""
+        return Workspace(nbytes + WORKSPACE_BYTES, 0)
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
         """Return an array in the buffer ``name``, which all products share. Local."""

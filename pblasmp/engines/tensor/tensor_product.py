@@ -170,7 +170,7 @@ class TensorProduct(Product, Generic[OperandsT]):
     def resized(self, problem: ParallelProblem) -> Self | None:
         """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, p=problem, own={}, shared={})
+        other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=True)
         for name in ("graphs", "_ends"):
             other.__dict__.pop(name, None)
         other._size()

@@ -247,6 +247,13 @@ def other_tokens(comm: Any, path: str) -> Any:
                     if turn == 2 and calls > _MOST_CALLS:
                         wrong = wrong or f"{calls} calls"
                     yield f"{form} {algo}, {tokens} tokens", wrong
+            if queues:  # products that come once do not look for an algorithm of their own
+                x, w, found = ctx.engine.xp.zeros((200, 2)), ctx.engine.xp.zeros((2, 2)), []
+                for tokens in (200, 199, 198, 197, 198, 198):
+                    before = how["lt"].searches
+                    pb.allgather_matmul(x[:tokens], w, ctx, algo="push")
+                    found.append(how["lt"].searches - before)
+                yield "searches for algorithms", None if found == [1, 1, 0, 0, 1, 0] else f"{found}"
             ctx.engine.synchronize()
         lib.assert_clean()
 

@@ -10,29 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblasmp.bindings import ComputeType, DataType
+from pblasmp.bindings import DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels import lt as lt_module
-from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Batch, Fused, LocalProducts, fuses
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Fused, LocalProducts, fuses
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError, UnsupportedError
-from tests.helpers.fakelt import FakeLt
+from tests.helpers.fakelt import WORKSPACE, FakeLt
 
 
 @pytest.fixture
 def lt() -> FakeLt:
     made: Any = FakeLt()
-    made.by_cublas = []
+    made.scratches = {}
     return made  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def products(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> LocalProducts:
     made = []
-    nothing, by_cublas = lambda *_: None, lt.by_cublas
-    cublas = SimpleNamespace(create=lambda: 1, destroy=nothing, set_stream=nothing, set_workspace=nothing,
-                             gemm_ex=lambda *given: by_cublas.append(given))  # fmt: skip
-    monkeypatch.setattr(lt_module, "_BY_CUBLAS", 0)
+    nothing = lambda *_: None  # noqa: E731
+    cublas = SimpleNamespace(create=lambda: 1, destroy=nothing, set_stream=nothing, workspaces=[])
+    cublas.set_workspace = lambda _, *given: cublas.workspaces.append(given)
     modules = {"nvmath": None, "nvmath.bindings": SimpleNamespace(cublas=cublas, cublasLt=lt)}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module or SimpleNamespace())
@@ -45,29 +44,36 @@ def products(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> LocalProducts:
         lt.copies.append((to, of, nbytes, kind, stream))
 
     runtime = SimpleNamespace(memcpyAsync=copy, memcpyDeviceToDevice="on the device")
-    return LocalProducts(SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)))
+    found = LocalProducts(
+        SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)),
+        lambda name, nbytes: lt.scratches.setdefault((name, nbytes), 0x100000 * (1 + len(lt.scratches))),
+    )
+    found.reserve()
+    return found
 
 
 def view(rows: int, cols: int, dtype: str = "bfloat16", at: int = 0x1000, ld: int = 0) -> View:
     return View(at, rows, cols, ld or cols, (DTYPES | FLOAT8)[dtype])
 
 
-def test_small_products_of_16_bits_are_those_of_cublas(lt, products, monkeypatch):
-    monkeypatch.setattr(lt_module, "_BY_CUBLAS", 2 * 30 * 20 * 50)
-    x, w, d = view(30, 50, at=0x1000, ld=56), view(20, 50, at=0x2000), view(30, 20, at=0x3000, ld=24)
-    products.multiply(9, x, w, d, op_w="T", alpha=2)
-    ((_, op_w, op_x, n, m, k, *factors),) = lt.by_cublas
-    bf16 = DataType.R_16BF
-    assert (op_w, op_x, n, m, k) == (1, 0, 20, 30, 50)
-    assert factors[1:7] == [0x2000, bf16, 50, 0x1000, bf16, 56]
-    assert factors[8:] == [0x3000, bf16, 24, ComputeType.COMPUTE_32F, -1]
-    wide = view(30, 20, "float32")
-    for of_x, of_d, how in (
-        (view(31, 50), view(31, 20), {}), (x, wide, {}), (x, d, {"c": view(30, 20), "beta": 1}),
-        (x, d, {"finish": Fused(bias=64)}), (x, d, {"batch": Batch(2, 1500, 0, 600, 600)}),
-    ):  # fmt: skip
-        products.multiply(9, of_x, w, of_d, op_w="T", **how)
-    assert (len(lt.by_cublas), len(lt.calls)) == (1, 5)
+def test_products_that_are_queued_once_have_the_algorithm_of_about_as_many_rows(lt, products):
+    w = view(20, 50, at=0x2000)
+
+    def searches(rows: int, *, once: bool = True, **how: Any) -> int:
+        before, (x, d) = lt.searches, (view(rows, 50, at=0x1000), view(rows, 20, at=0x3000))
+        products.multiply(9, x, w, d, op_w="T", once=once, **how)
+        assert [layout[2] for layout in lt.calls[-1]["layouts"]] == [20, rows, rows, rows]
+        return lt.searches - before
+
+    assert [searches(rows) for rows in (200, 256, 129, 257, 201, 20, 32, 17, 16, 33, 1, 0x1000, 0xF81)] == [
+        1, 0, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0
+    ]  # fmt: skip
+    assert [searches(rows, finish=Fused(bias=64)) for rows in (200, 199)] == [1, 0]
+    assert [searches(rows, once=False) for rows in (200, 199, 200, 256)] == [1, 1, 0, 0]
+    with pytest.raises(ArgumentError, match="expected m x k"):
+        products.multiply(9, view(100, 50), w, view(99, 20), op_w="T", once=True)
+    with pytest.raises(ArgumentError, match="nothing to multiply"):
+        products.multiply(9, view(0, 50), w, view(0, 20), op_w="T", once=True)
 
 
 def test_c_may_be_another_matrix(lt, products):
@@ -104,7 +110,7 @@ def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
     once, again, other = lt.calls
     assert [call["A_SCALE_POINTER"] for call in lt.calls[:2]] == [32, 32]
     mine = once["B_SCALE_POINTER"]
-    assert (mine, again["B_SCALE_POINTER"]) == (0x7000, 0x7000)
+    assert (mine, again["B_SCALE_POINTER"]) == (0xE000, 0xE000)
     theirs = other["B_SCALE_POINTER"], other["A_SCALE_POINTER"]
     assert len({mine, *theirs}) == 3, "products of two lanes may run at once"
     on = "on the device"
@@ -147,11 +153,25 @@ def test_a_product_is_looked_up_once(lt, products):
 
 
 def test_a_lane_has_one_workspace_on_whatever_stream(lt, products):
+    """Beside "main" it is as large as the algorithm needs."""
     x, w, d = view(30, 50), view(20, 50), view(30, 20)
     for stream, lane in ((1, "main"), (2, "gemm"), (3, "main"), (4, "gemm")):
         products.multiply(stream, x, w, d, op_w="T", lane=lane)
-    assert [call["workspace"][0] for call in lt.calls] == [0x7000, 0xE000, 0x7000, 0xE000]
+    main, beside = (0x7000, WORKSPACE_BYTES), (0x100000, WORKSPACE)
+    assert [call["workspace"] for call in lt.calls] == [main, beside, main, beside]
     assert [call["stream"] for call in lt.calls] == [1, 2, 3, 4]
+    assert lt.scratches == {("workspace gemm", WORKSPACE): 0x100000}
+
+
+def test_cublas_has_the_workspace_of_its_lane_where_that_is_now(lt, products):
+    """A product that needs more has moved it."""
+    given, moved = products.cublas.workspaces, [0x200000, 0x200000, 0x300000]
+    products._scratch = lambda name, nbytes: moved.pop(0)
+    for lane in ("main", "main", "beside0", "beside0", "beside0"):
+        products.solver(5, lane)
+    sizes = [nbytes for _, nbytes in given]
+    assert [at for at, _ in given] == [0x7000, 0x200000, 0x300000]
+    assert sizes[0] == WORKSPACE_BYTES > sizes[1] == sizes[2] > 0
 
 
 def test_what_is_remembered_is_bounded(lt, products, monkeypatch):

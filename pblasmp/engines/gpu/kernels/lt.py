@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
 
-Also triangular solves and small plain products of 16 bits, through cuBLAS. The bindings are nvmath-python's: a call
+Also triangular solves, through cuBLAS. The bindings are nvmath-python's: a call
 takes a microsecond, where ctypes with 16 arguments takes several, and CuPy's cuBLAS cannot be recorded.
 
 Matrices are row-major. cuBLASLt's are column-major, so it computes the transpose, D^T = op(W)^T op(X)^T: row-major
@@ -13,7 +13,7 @@ Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,20 +28,21 @@ from ..types import DATA_TYPES, OPS, compute_type
 from .views import View
 
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
+_BESIDE_BYTES = 16 << 20  # of cuBLAS in other lanes, whose products have a part of the multiprocessors each
 _REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; a QR of order 16,384 has 2,000
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
-_SHORT = DTYPES["bfloat16"], DTYPES["float16"]
-_BY_CUBLAS = 1.5e11  # operations: cuBLAS's kernels are as fast on H200, from 5e11 on 6 % slower
 _ANY_ALGORITHM = -1
-_TOO_LONG = 1 << 31  # for cuBLAS's integers
+_ROWS = 128
+"""Products that are queued once take the algorithm for a multiple of so many rows: to find one takes the host 330 µs.
+On H200 they take 2 % longer in the median, 6 % on average."""
 
 Op = Literal["N", "T", "C"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Fused:
     """The scales and the epilogue of a product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
 
@@ -124,18 +125,20 @@ class LocalProducts:
 
     Args:
         cupy: the module; its current device is the GPU.
+        scratch: returns the address of a buffer of that name, of at least so many bytes, for other lanes than "main".
 
     Attributes:
         cublas: nvmath.bindings.cublas.
     """
 
-    def __init__(self, cupy: Any) -> None:
+    def __init__(self, cupy: Any, scratch: Callable[[str, int], int]) -> None:
         from nvmath.bindings import cublas, cublasLt
 
         self.cublas = cublas
         self._cupy, self._lt = cupy, cublasLt
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
-        self._workspaces: dict[str, Any] = {}
+        self._main: Any = None  # the workspace of "main"
+        self._scratch = scratch
         self._scalars: dict[Any, np.ndarray] = {}
         self._scales: dict[tuple[str, str], Any] = {}
         self._closing = ExitStack()
@@ -143,17 +146,17 @@ class LocalProducts:
         self._closing.callback(cublasLt.destroy, self._handle)
         self._solver: int = cublas.create()
         self._closing.callback(cublas.destroy, self._solver)
-        self._solves_on = -1, ""  # address of the stream that cuBLAS queues on, and the lane of its workspace
+        self._solves_on = -1, 0  # addresses of the stream that cuBLAS queues on, and of its workspace
 
     def reserve(self) -> None:
         """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
-        self._workspace("main")
+        self._main = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
 
-    def _workspace(self, lane: str) -> int:
-        """Return the address of a lane's workspace, made the first time."""
-        if lane not in self._workspaces:
-            self._workspaces[lane] = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
-        return int(self._workspaces[lane].data.ptr)
+    def _workspace(self, lane: str, nbytes: int) -> tuple[int, int]:
+        """Return where a lane's workspace is, and its size: at least so many bytes."""
+        if lane == "main":
+            return int(self._main.data.ptr), WORKSPACE_BYTES
+        return self._scratch(f"workspace {lane}", nbytes) if nbytes else 0, nbytes
 
     def multiply(
         self,
@@ -171,6 +174,7 @@ class LocalProducts:
         compute: str | None = None,
         batch: Batch | None = None,
         lane: str = "main",
+        once: bool = False,
     ) -> None:
         """Queue ``D = alpha op(X) op(W) + beta C`` and ``finish``, with one rounding. Local.
 
@@ -184,21 +188,20 @@ class LocalProducts:
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
             batch: how many products there are; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
             lane: products of one lane run one after another, on whatever stream, and share a workspace.
+            once: a product of as many rows is not expected again.
 
         Raises:
             ArgumentError: the shapes do not fit together.
             UnsupportedError: cuBLASLt has no such product.
         """
-        plain = batch is None and compute is None and (c is None or c is d) and finish == PLAIN
-        if plain and _suits_cublas(x, w, d, op_x, op_w):
-            self.gemm_ex(stream, x, w, d, op_x, op_w, alpha, beta, lane=lane)
-            return
         if c is None:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product(_LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch))
-        product.point(self._lt, finish.pointers)
+        product = self._product(_LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch, once))
+        if finish is not PLAIN:
+            product.point(self._lt, finish.pointers)
+        product.resize(self._lt, d.rows)
         kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
         at = scalars.ctypes.data
@@ -208,7 +211,7 @@ class LocalProducts:
             at, w.address, product.layouts[0], x.address, product.layouts[1],
             at + kind.itemsize, 0 if product.without_c else c_address, product.layouts[2],
             d.address, product.layouts[3],
-            product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
+            product.algo, *self._workspace(lane, product.workspace_bytes), stream,
         )  # fmt: skip
 
     def gemm_ex(
@@ -310,12 +313,12 @@ class LocalProducts:
 
     def solver(self, stream: int, lane: str = "main") -> int:
         """Return cuBLAS's handle, which queues on a stream, with a lane's workspace. Local."""
-        if (stream, lane) != self._solves_on:
-            self._solves_on = -1, ""
-            self.cublas.set_stream(self._solver, stream)
-            workspace = self._workspace(lane), WORKSPACE_BYTES  # the line above has reset the workspace
-            self.cublas.set_workspace(self._solver, *workspace)
-            self._solves_on = stream, lane
+        at, nbytes = self._workspace(lane, _BESIDE_BYTES)
+        if (stream, at) != self._solves_on:
+            self._solves_on = -1, 0
+            self.cublas.set_stream(self._solver, stream)  # which resets the workspace
+            self.cublas.set_workspace(self._solver, at, nbytes)
+            self._solves_on = stream, at
         return self._solver
 
     @contextmanager
@@ -366,12 +369,13 @@ class LocalProducts:
 
     def _prepare(self, asked: _LtProduct) -> _Prepared:
         with ExitStack() as made:
-            product = _Prepared(self._description(asked, made), without_c=asked.without_c)
+            product = _Prepared(self._description(asked, made), asked.rows, without_c=asked.without_c)
             product.point(self._lt, asked.finish.pointers)
-            operands = asked.operands()
+            operands = asked.rounded().operands()
             product.layouts += [self._layout(each, asked.batch, made) for each in operands.values()]
             product.result = self._heuristic(asked, product, operands, made)
             product.algo = product.result.ctypes.data  # its first field is the algorithm
+            product.workspace_bytes = int(product.result["workspace_size"][0])
             product.made = made.pop_all()
         return product
 
@@ -435,7 +439,7 @@ class LocalProducts:
             for product in self._prepared.values():
                 self._closing.push(product.made)
             self._prepared.clear()
-        self._workspaces.clear()
+        self._main = None
         self._scales.clear()
 
 
@@ -460,6 +464,7 @@ class _LtProduct(NamedTuple):
     finish: Fused
     compute: str | None
     batch: Batch | None
+    once: bool
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -472,19 +477,35 @@ class _LtProduct(NamedTuple):
         """Whether cuBLASLt is given no address for C."""
         return self.no_c and is_float8(self.x.dtype) and is_float8(self.d.dtype)
 
+    @property
+    def rows(self) -> int:
+        """Rows of D for which the algorithm is looked for."""
+        rows = self.d.rows
+        if not self.once or self.op_x != "N" or self.batch is not None:
+            return rows
+        return (
+            -(-rows // _ROWS) * _ROWS if rows > _ROWS else (1 << max(0, rows - 1).bit_length()) * (rows > 0)
+        )
+
+    def rounded(self) -> _LtProduct:
+        """Return the product for which the algorithm is looked for. Local."""
+        rows = self.rows
+        if rows == self.d.rows:
+            return self
+        return self._replace(**{name: replace(getattr(self, name), rows=rows) for name in "xcd"})
+
     def key(self) -> tuple[Any, ...]:
         """Return what the descriptors and the algorithm depend on. Local."""
-        steps = (
-            (0, 0, 0, 0) if self.batch is None else (self.batch.x, self.batch.w, self.batch.c, self.batch.d)
-        )
-        finish = self.finish
+        x, w, c, d, op_x, op_w, no_c, finish, compute, batch, _ = self
+        follows = None if finish is PLAIN else (finish.epilogue, finish.bias_dtype, *finish.pointers)
+        of_x, of_w, of_d, of_c = (0, 0, 0, 0) if batch is None else batch[1:]
+        more = self.rows - d.rows
         return (
-            self.op_x, self.op_w, self.no_c, self.compute, self.batch, finish.epilogue, finish.bias_dtype,
-            tuple(finish.pointers),
-            *(
-                (view.rows, view.cols, view.dtype, view.ld, _alignment(view, step))
-                for view, step in zip(self[:4], steps, strict=True)
-            ),
+            op_x, op_w, no_c, compute, batch, follows,
+            x.rows + more, x.cols, x.dtype, x.ld, _alignment(x, of_x),
+            w.rows, w.cols, w.dtype, w.ld, _alignment(w, of_w),
+            d.rows + more, d.cols, d.dtype, d.ld, _alignment(d, of_d),
+            None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, _alignment(c, of_c)),
         )  # fmt: skip
 
     def check(self) -> None:
@@ -524,12 +545,15 @@ class _LtProduct(NamedTuple):
 class _Prepared:
     """Descriptors and algorithm of one product."""
 
-    __slots__ = ("_pointed", "algo", "description", "layouts", "made", "result", "without_c")
+    __slots__ = (
+        "_pointed", "_rows", "algo", "description", "layouts", "made", "result", "without_c", "workspace_bytes"
+    )  # fmt: skip
 
-    def __init__(self, description: int, *, without_c: bool) -> None:
-        self.description, self.without_c = description, without_c
+    def __init__(self, description: int, rows: int, *, without_c: bool) -> None:
+        self.description, self._rows, self.without_c = description, rows, without_c
         self.layouts: list[int] = []
-        self.algo, self.result = 0, np.empty(0)
+        self.algo = self.workspace_bytes = 0
+        self.result: Any = None
         self.made = ExitStack()  # destroys the descriptors
         self._pointed: dict[str, int] = {}
 
@@ -540,6 +564,13 @@ class _Prepared:
         for name, address in pointers.items():
             _set(lt, "matmul_desc", self.description, name, address)
         self._pointed = pointers
+
+    def resize(self, lt: Any, rows: int) -> None:
+        """Set the rows of X, C and D if they have changed since the previous call."""
+        if rows != self._rows:
+            for layout in self.layouts[1:]:
+                _set(lt, "matrix_layout", layout, "COLS", rows)
+            self._rows = rows
 
 
 _ATTRIBUTES = {
@@ -561,22 +592,6 @@ def _attribute(lt: Any, kind: str, name: str) -> tuple[int, np.dtype]:
     """Return an attribute's number and type. Local."""
     attribute = int(getattr(lt, _ATTRIBUTES[kind])[name])
     return attribute, getattr(lt, f"get_{kind}_attribute_dtype")(attribute)
-
-
-def _suits_cublas(x: View, w: View, d: View, op_x: Op, op_w: Op) -> bool:
-    """Return whether cuBLAS computes a product as fast as cuBLASLt. Local.
-
-    To find how they compute one of new sizes takes cuBLASLt 0.37 ms of the host, cuBLAS 0.25.
-    """
-    m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
-    inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
-    return (
-        x.dtype == w.dtype == d.dtype
-        and x.dtype in _SHORT
-        and 0 < 2 * m * n * k <= _BY_CUBLAS
-        and (k, m, n) == (inner, d.rows, d.cols)
-        and max(m, n, k, x.ld, w.ld, d.ld) < _TOO_LONG
-    )
 
 
 @cache

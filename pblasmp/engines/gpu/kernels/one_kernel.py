@@ -214,7 +214,7 @@ def _other_bytes(width: int, slots: int, buffers: int) -> int:
     return slots * TILE_ROWS * width * 2 + buffers * _PIECE_BYTES + _BARRIER_BYTES + _ALIGN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KernelJob:
     """The arguments of a launch: matrices and addresses, as this rank sees them. See ``one_kernel.cu``.
 

@@ -21,7 +21,7 @@ from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
 from ...local.finish import Finish, number, read_by_host
 from ...method import type_refusal
-from ...product import Graphs, Product, Workspace
+from ...product import Graphs, Product
 from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
 from ..kernels.lt import Batch, Op
@@ -338,7 +338,8 @@ class PushedProduct(Product):
         self._temporary = follows and self._exact != p.d.dtype
         self._pushed = Pushed(self._gpu, plan, p, self._multiply)
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
-        self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands), 0)
+        nbytes = plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands)
+        self.workspace = engine.operations.workspace(nbytes)
         self.replays = not self._why_no_graph
         self.first = partial(session.runtime.queueing, "push: the first run")
         self._copies: dict[str, Array] = {}  # kept, since graphs hold their addresses

@@ -57,7 +57,7 @@ class Gpu:
         self._events: dict[str, Any] = {}
         with ExitStack() as self._closing:
             with runtime.agreement("GPU: cuBLASLt and kernels"):
-                self.products = LocalProducts(runtime.cupy)
+                self.products = LocalProducts(runtime.cupy, self.scratch)
                 self._closing.callback(self.products.close)
                 self.products.reserve()
                 self.kernels = Kernels(runtime.cupy)
@@ -222,6 +222,7 @@ class Gpu:
         c: View | None = None,
         finish: Fused = PLAIN,
         compute: str | None = None,
+        once: bool = False,
     ) -> None:
         """Queue D = alpha X op(W) + beta C and the epilogue; without inputs the product is 0. Local."""
         if not d.rows * d.cols:
@@ -229,7 +230,7 @@ class Gpu:
         if x.cols:
             self.products.multiply(
                 self.stream(stream).ptr, x, w, d,
-                op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+                op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream, once=once,
             )  # fmt: skip
             return
         if finish.amax:  # a product overwrites it, a sum raises it

@@ -13,7 +13,7 @@ from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
 from ...tensor.tensor_product import Memory, TensorProduct, row_major
-from ..kernels.lt import PLAIN, Fused, fuses
+from ..kernels.lt import PLAIN, WORKSPACE_BYTES, Fused, fuses
 from ..kernels.views import View, why_no_float8
 from ..types import carried
 
@@ -87,6 +87,8 @@ class CopyProduct(TensorProduct[Views]):
     operand_at = View.at
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
+    lanes: ClassVar[int] = 1
+    """How many products by cuBLASLt run at once, each with a workspace."""
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         gpu = session.gpu
@@ -132,7 +134,7 @@ class CopyProduct(TensorProduct[Views]):
     @property
     def workspace(self) -> Workspace:  # type: ignore[override]
         """Memory that it needs on this rank."""
-        return Workspace(self._nbytes + sum(self._sizes.values()), 0)
+        return Workspace(self._nbytes + sum(self._sizes.values()) + self.lanes * WORKSPACE_BYTES, 0)
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]
@@ -213,6 +215,7 @@ class CopyProduct(TensorProduct[Views]):
         self.gpu.multiply(
             stream, x, operands.b, d,
             op_w=self.op_w, alpha=self.options.alpha, finish=operands.scaled, compute=self.options.compute,
+            once=self.once,
         )  # fmt: skip
 
     def whole(
@@ -249,6 +252,7 @@ class CopyProduct(TensorProduct[Views]):
         self.gpu.multiply(
             stream, x, operands.b, d, op_w=self.op_w, alpha=options.alpha, c=c,
             beta=(options.beta if beta is None else beta) if c else 0, finish=finish, compute=options.compute,
+            once=self.once,
         )  # fmt: skip
         if largest:
             self.gpu.add(stream, [largest], [largest], amax=operands.amax)

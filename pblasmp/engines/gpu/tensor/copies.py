@@ -93,6 +93,7 @@ class RingAllReduce(CopyProduct):
     name = "ring"
     ranks = 2
     streams = ("gemm", "copy", "sum", "back", "pull")
+    lanes = 2
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:

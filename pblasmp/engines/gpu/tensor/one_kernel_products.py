@@ -101,6 +101,7 @@ class _OneKernelProduct(CopyProduct):
 
     name = "one_kernel"
     leaves_sms = True
+    lanes = 0
     starts: Sequence[int]  # of the ranks' shares of the rows
     tiles: Tiling
     _tiled: _Tiled
