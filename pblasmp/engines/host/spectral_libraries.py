@@ -178,7 +178,7 @@ class ElpaProduct(SpectralProduct):
         """Write both triangles to ``a``: ELPA reads both. Collective."""
         p, work, engine = self._problem, self._a, self._engine
         if self._parts:
-            move(engine, p.a, work, (given, a), LOWER)
+            move(engine, p.a, work, (given, a))
             if p.conjugate:
                 np.conjugate(a, out=a)
             engine.transport.fence()
