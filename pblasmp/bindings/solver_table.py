@@ -51,15 +51,14 @@ def _routine(
 
 
 _HANDLE = "cusolverMpHandle_t handle, "
-_UPLO, _TRANS, _SIDE = "cublasFillMode_t uplo", "cublasOperation_t trans", "cublasSideMode_t side"
-_M, _N, _K, _NRHS = "int64_t m", "int64_t n", "int64_t k", "int64_t nrhs"
+_UPLO, _TRANS = "cublasFillMode_t uplo", "cublasOperation_t trans"
+_M, _N, _NRHS = "int64_t m", "int64_t n", "int64_t nrhs"
 
 _ROWS = (
     # Library
     _function("Create", "cusolverMpHandle_t* handle, int deviceId, cudaStream_t stream"),
     _function("Destroy", "cusolverMpHandle_t handle"),
     _function("SetStream", _HANDLE + "cudaStream_t stream"),
-    _function("GetStream", _HANDLE + "cudaStream_t* stream"),
     _function("GetVersion", _HANDLE + "int* version"),
     # Grids and descriptors
     _function(
@@ -80,8 +79,6 @@ _ROWS = (
     *_routine("Getrf", _M, _N, _matrix("A"), "int64_t* ipiv"),
     *_routine("Getrs", _TRANS, _N, _NRHS, _matrix("A", const=True), "const int64_t* ipiv", _matrix("B")),
     *_routine("Geqrf", _M, _N, _matrix("A"), after="void* tau"),
-    *_routine("Ormqr", _SIDE, _TRANS, _M, _N, _K, _matrix("A", const=True), "const void* tau", _matrix("C")),
-    *_routine("Gels", _TRANS, _M, _N, _NRHS, _matrix("A"), _matrix("B")),
     *_routine("Syevd", "char* jobz", _UPLO, _N, _matrix("A"), "void* w", _matrix("Q")),
     *_routine(
         "Gesvd", "cusolverMpGesvdDescriptor_t how", "cusolverEigMode_t jobu", "cusolverEigMode_t jobvt", _M, _N,

@@ -246,9 +246,9 @@ def test_cusolvermp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: C
     ):
         library.cusolverMpSetStream(1, 0)
     with pytest.raises(
-        UnsupportedError, match=r"cusolverMpGels is in cuSOLVERMp since 0.8.0, but .* does not"
+        UnsupportedError, match=r"cusolverMpGeqrf is in cuSOLVERMp since 0.8.0, but .* does not"
     ):
-        library.cusolverMpGels()
+        library.cusolverMpGeqrf()
     with pytest.raises(AttributeError, match="cuSOLVERMp has no function"):
         library.cusolverMpPolar()
     old = solver_wheel(tmp_path / "old", 702)
