@@ -197,7 +197,7 @@ def killer(mutation: Mutation, tests: list[tuple[float, str]], limit: float, che
     path = checkout / mutation.path
     source = path.read_bytes()
     path.write_bytes(source[: mutation.start] + mutation.text.encode() + source[mutation.end :])
-    status, out = run_tests(checkout, "-x", *taken, limit=60 + 10 * limit) if taken else (0, "")
+    status, out = run_tests(checkout, "-x", *taken, limit=300 + 10 * limit) if taken else (0, "")
     path.write_bytes(source)
     names = re.findall(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests/\S+)", out, re.MULTILINE)
     return (

@@ -519,16 +519,23 @@ def called(
         same = all(x is results[0] for x in results)
         if turns > 1 and same != (plan is not None or out is not None) and routine not in VECTOR_ROUTINES:
             return f"a plan has other results, or plain calls the same one: {text}"
-        # Another matrix for each, whose planned one comes to nothing meanwhile; then the planned ones again.
-        for x in (*(x for x, each in call.given.items() if each is not out), None) if plan else ():
-            for name, each in call.given.items():
-                each.put(values[name])
-            other = {x: call.given[x].again()} if x else {}
-            if x:
-                call.given[x].put(np.full_like(values[x], np.nan))
-            if wrong := wrong_in(turn, plan(**other)):
-                return f"another {x}: {wrong}"
-    return None
+        return plan and _on_others(plan, call, lambda found: wrong_in(turns - 1, found))
+
+
+def _on_others(plan: Any, call: Call, wrong_in: Any) -> str | None:
+    """Run a plan on another matrix for each, whose planned one comes to nothing meanwhile; then on the planned ones."""
+    values = call.turns[-1]
+    for x in (*(x for x, each in call.given.items() if each is not call.out), None):
+        for name, each in call.given.items():
+            each.put(values[name])
+        other = {x: call.given[x].again()} if x else {}
+        if x:
+            call.given[x].put(np.full_like(values[x], np.nan))
+        if wrong := wrong_in(plan(**other)):
+            return f"another {x}: {wrong}"
+    moved = plan.report().moved
+    wrong = [line for line in moved if not line.startswith("c is moved to")] if "x" not in call.given else []
+    return f"moved {wrong}, {call}" if wrong else None
 
 
 def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any) -> bool:

@@ -113,44 +113,6 @@ def pushed(comm):
         yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
 
 
-def layers(comm):
-    """What tensor-parallel layers of torch.nn compute, each rank's arrays put in as they are."""
-    rng = np.random.default_rng(52)
-    ranks = comm.size
-    tokens, inputs, outputs = 4 * ranks, 6 * ranks, 3 * ranks
-    x, w = numbers(rng, (tokens, inputs), "float32"), numbers(rng, (outputs, inputs), "float32")
-    y = x @ w.T
-
-    def mine(values, axis):
-        return np.ascontiguousarray(np.split(values, ranks, axis)[comm.rank])
-
-    with pb.Context(comm, engine="host") as ctx:
-        p = pb.MatmulProblem.allgather_matmul(
-            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
-        )
-        a, b = ctx.from_local(mine(x, 0), p.a), ctx.from_local(mine(w, 0), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme=AG, out=ctx.empty(p.d))
-        yield (
-            "ag: (T/P, K) and (N/P, K) make (T, N/P)",
-            None if np.array_equal(out.local, mine(y, 1)) else "wrong",
-        )
-        p = pb.MatmulProblem.matmul_reduce_scatter(
-            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
-        )
-        a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme=RS, out=ctx.empty(p.d))
-        yield (
-            "rs: (T, K/P) and (N, K/P) make (T/P, N)",
-            None if np.array_equal(out.local, mine(y, 0)) else "wrong",
-        )
-        p = pb.MatmulProblem.matmul_allreduce(
-            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
-        )
-        a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme=AR, out=ctx.empty(p.d))
-        yield "ar: (T, K/P) and (N, K/P) make (T, N)", None if np.array_equal(out.local, y) else "wrong"
-
-
 def refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         ranks = comm.size
@@ -188,11 +150,6 @@ def test_every_op_in_every_mix_of_orders(nranks):
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3])
 def test_schemes_by_push(nranks):
     run_mpi(pushed, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_layers(nranks):
-    run_mpi(layers, nranks)
 
 
 def test_layouts_of_no_scheme():

@@ -27,8 +27,8 @@ def every_product(comm):
         every = FORMS, TYPES, (False, True), list(sizes(comm))
         for form, dtype, transposed, (t, n, k) in in_turn(*every, keep=7, first=comm.size):
             case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)
-            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
-            how = {"alpha": alpha, "beta": beta}
+            alpha, beta, bias = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2)), bool(rng.integers(2))
+            how = {"alpha": alpha, "beta": beta} | ({"bias": case.local_bias} if bias else {})
             if beta:
                 how["c"] = case.local_c.copy()
             given = pick(rng, ("new", "out", "c"))
@@ -37,12 +37,12 @@ def every_product(comm):
             elif given == "c" and beta:
                 how["out"] = how["c"]
             y = case(ctx, **how)
-            wrong = unlike(y, case.expected(alpha, beta))
+            wrong = unlike(y, case.expected(alpha, beta, bias=bias))
             if "out" in how and y is not how["out"]:
                 wrong = "out is not what is returned"
             if beta and how["c"] is not how.get("out") and wrong is None:
                 wrong = unlike(how["c"], case.local_c)
-            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {given}", wrong
+            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {given}", wrong
 
 
 def layouts(comm):
@@ -79,28 +79,12 @@ def layouts(comm):
             case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed="T")  # as good as True
             case.local_w = np.asfortranarray(case.local_w)
             yield f"{form}: Fortran-ordered transposed weights", unlike(case(ctx), case.expected())
-            for dtype in ("float32", "bfloat16"):
-                case = Case(rng, comm, form, dtype, 2 * p + 1, 3 * p + 1, 4 * p)
-                y = case(ctx, bias=case.local_bias)
-                yield f"{form}: bias, {dtype}", unlike(y, case.expected(bias=True))
-                y = case(ctx, bias=case.local_bias, activation="relu")
-                yield f"{form}: bias and relu, {dtype}", unlike(y, np.maximum(case.expected(bias=True), 0))
             for t in (2 * p, 2 * p + 1):
                 yield f"{form}: gelu, {t}", gelu(ctx, Case(rng, comm, form, "float64", t, 3 * p, 4 * p))
         for t in (3 * p, 3 * p + 1):
             case = Case(rng, comm, "allgather_matmul", "float32", t, 3 * p, 5, lead=(2,))
             y, gathered = case(ctx, return_gathered=True)
             yield f"gathered, {t}", first(unlike(y, case.expected()), unlike(gathered, case.x))
-
-
-def complex_biases(comm):
-    rng = np.random.default_rng(67)
-    with pb.Context(comm, engine="host") as ctx:
-        every = FORMS, ("complex64", "complex128"), list(sizes(comm))
-        for form, dtype, (t, n, k) in in_turn(*every, keep=2, first=comm.size // 2):
-            case = Case(rng, comm, form, dtype, t, n, k)
-            wrong = unlike(case(ctx, bias=case.local_bias), case.expected(bias=True))
-            yield f"{form} {dtype} {t}x{n}x{k}", wrong
 
 
 def misuse(comm):
@@ -490,11 +474,6 @@ def test_every_type_and_size(nranks):
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
 def test_layouts(nranks):
     run_mpi(layouts, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_complex_biases(nranks):
-    run_mpi(complex_biases, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
