@@ -399,11 +399,10 @@ class FakePeer:
         )  # fmt: skip
 
     def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
-        tiles, types = kernel.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
-        if (
-            blocks > self.multiprocessors
-        ):  # each takes one, and waits for what others send: all must be there at once
+        # A block takes a multiprocessor, and waits for what others send: all must be there at once.
+        if blocks > self.multiprocessors:
             raise Fault(f"one_kernel: {blocks} blocks on {self.multiprocessors} multiprocessors")
+        tiles, types = kernel.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
         if tiles.shared_bytes > SHARED_MEMORY[self.capability]:
             raise Fault(f"one_kernel: {tiles.shared_bytes} bytes of shared memory on {self.capability}")
         if not tiles.mma and self.capability != 90:

@@ -350,7 +350,14 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
     for turn in range(count):
         cases.char = str(rng.choice([*TYPES]))
         (routine, given, into, how), expected = draw(cases, rng)
-        limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9, "message": 1 << 60 * (turn % 2)}
+        limits = {
+            "width": 3,
+            "part": 3,
+            "meeting": 9,
+            "rows": 2,
+            "factoring": 9,
+            "message": 1 << 60 * (turn % 2),
+        }
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
             found = cases.compute(routine, given, into, **how)
         if found is None:
