@@ -832,7 +832,7 @@ class FakeGpu:
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
             get_current_stream=lambda: stream(self.stream),
-            device=SimpleNamespace(get_cusolver_handle=lambda: 78),
+            device=SimpleNamespace(get_cusolver_handle=fakelapack.cusolver_handle),
             UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
             MemoryPool=lambda _: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),

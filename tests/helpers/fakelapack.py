@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import itertools
 import math
 import re
 import struct
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -50,6 +52,16 @@ def vector(at: int, count: int, kind: Any) -> np.ndarray:
     return matrix(at, count, 1, max(1, count), kind)[:, 0]
 
 
+_thread, _numbers = threading.local(), itertools.count(78)
+
+
+def cusolver_handle() -> int:
+    """``cupy.cuda.device.get_cusolver_handle``: the calling thread's, which CuPy destroys when that ends."""
+    if not hasattr(_thread, "handle"):
+        _thread.handle = next(_numbers)
+    return int(_thread.handle)
+
+
 def cusolver() -> SimpleNamespace:
     """cupy_backends.cuda.libs.cusolver, as far as the engine calls it."""
     functions: dict[str, Any] = {}
@@ -68,7 +80,7 @@ def _xsyevd(
     work: int, size: int, memory: int, host_size: int, info: int,
 ) -> None:  # fmt: skip
     names = {int(number): name for name, number in DATA_TYPES.items()}
-    assert (params, fill, size, host_size, compute) == (7, 0, n + 2, n + 3, kind)
+    assert (handle, params, fill, size, host_size, compute) == (cusolver_handle(), 7, 0, n + 2, n + 3, kind)
     x, found = matrix(a, n, n, ld, names[kind]), vector(info, 1, "i4")
     assert names[real] == _REAL[x.dtype].name
     try:
@@ -87,7 +99,7 @@ def _xsyevd(
 
 def _potrf(letter: str, kind: str) -> Callable[..., None]:
     def call(handle: int, fill: int, n: int, a: int, ld: int, work: int, size: int, info: int) -> None:
-        assert (fill, size) == (0, n + 1)
+        assert (handle, fill, size) == (cusolver_handle(), 0, n + 1)
         x = matrix(a, n, n, ld, kind)
         factor, found = getattr(lapack, f"{letter}potrf")(x, lower=1, clean=0)
         x[...] = factor

@@ -68,7 +68,6 @@ class GpuFactorOperations(GpuOperations):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._lapack: Any = None
         runtime = session.runtime
         self.kernels = FactorKernels(self.xp, runtime.shared_memory, runtime.multiprocessors)
 
@@ -240,11 +239,9 @@ class GpuFactorOperations(GpuOperations):
         info: Array,
     ) -> None:
         """Queue one of cuSOLVER's factorizations; its arguments in C are in this order, then workspace and info."""
-        if self._lapack is None:
-            from cupy_backends.cuda.libs import cusolver
+        from cupy_backends.cuda.libs import cusolver as library
 
-            self._lapack = cusolver, self.xp.cuda.device.get_cusolver_handle()
-        library, handle = self._lapack
+        handle = self.xp.cuda.device.get_cusolver_handle()  # the thread's, with which it ends
         letter = element_type(a.dtype).blas
         size = getattr(library, f"{letter}{name}_bufferSize")(handle, *extents, *place)
         work = self.xp.empty(max(1, size), a.dtype)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -357,6 +358,15 @@ def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
 @starts_ranks
 def test_what_is_in_panels_stays_where_it_is(stand_in: Any) -> None:
     run_mpi(where_they_are, 3, path=stand_in(1000))
+
+
+def test_the_first_factorization_may_be_in_a_thread_that_ends(ctx: Any) -> None:
+    """CuPy destroys what it has of cuSOLVER for a thread when that ends."""
+    a = ctx.eye(40, block=8)
+    thread = threading.Thread(target=pb.linalg.cholesky, args=[a])
+    thread.start()
+    thread.join()
+    assert (pb.linalg.cholesky(4 * a).allgather() == 2 * np.eye(40)).all()
 
 
 def test_nothing_waits_for_a_panel(lib: Any, ctx: Any) -> None:
