@@ -248,7 +248,8 @@ def quoted(figures, monkeypatch, directory):
         getattr(figures, part)()
     figures.charts(directory)
     assert readme
-    return read
+    # Predictions have a chart on the page on planning, which says of each run how old it is.
+    return {name: run for name, run in read.items() if not name.startswith("predict-")}
 
 
 def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
