@@ -619,7 +619,7 @@ static int prepare(call *c)
     c->left = c->right = c->start = NULL;
     c->rooms = c->has_old = c->takes = 0;
     c->nbytes = c->told = c->owned = c->flags_at = c->flag_count = 0;
-    c->terms = c->info = 0;
+    c->terms = c->info = c->together = 0;
     c->here = c->rank;
     for (int64_t rank = c->rank - 1; rank >= 0 && !is_on_one_node(c); rank--)
         c->here -= c->node_of[rank] != c->node;

@@ -16,6 +16,49 @@ static void visit_if_any(call *c, visit *see, int64_t i, int64_t i1, int64_t j, 
         see(c, &p);
 }
 
+/* What a rank has of a triangle, along one dimension, and what it has there of the other one. */
+typedef struct {
+    call *c;
+    visit *see;
+    const span *along, *across;
+    int64_t process, other;
+    int by_rows, is_lower;
+} stairs;
+
+static void visit_step(const stairs *s, int64_t i, int64_t i1, int64_t j, int64_t j1, int is_tile)
+{
+    if (s->by_rows)
+        visit_if_any(s->c, s->see, j, j1, i, i1, is_tile);
+    else
+        visit_if_any(s->c, s->see, i, i1, j, j1, is_tile);
+}
+
+/* Places j to j1 along it, and across it all between the diagonal and ``end``. What half of these blocks have beyond the
+ * other half is one piece, unless pieces are to be blocks: a product over many narrow ones would copy more than it
+ * multiplies. */
+static void climb(const stairs *s, int64_t j, int64_t j1, int64_t end)
+{
+    int64_t start = span_at_place(s->along, s->process, j), stop = span_at_place(s->along, s->process, j1 - 1) + 1;
+    int rises = s->by_rows == s->is_lower; /* to index 0 */
+    if (stop - start == j1 - j) {
+        int64_t i = span_below(s->across, start, s->other), i1 = span_below(s->across, stop, s->other);
+        visit_step(s, i, i1, j, j1, 1);
+        visit_step(s, rises ? end : i1, rises ? i : end, j, j1, 0);
+        return;
+    }
+    int64_t middle = (j + j1) / 2, block = s->along->block;
+    int64_t past = (s->along->lead + span_at_place(s->along, s->process, middle)) % block;
+    middle += middle - past > j ? -past : block - past;
+    start = span_at_place(s->along, s->process, middle), stop = span_at_place(s->along, s->process, middle - 1) + 1;
+    int64_t corner = s->c->together ? end : span_below(s->across, rises ? start : stop, s->other);
+    if (rises)
+        visit_step(s, end, corner, middle, j1, 0);
+    else
+        visit_step(s, corner, end, j, middle, 0);
+    climb(s, j, middle, rises ? end : corner);
+    climb(s, middle, j1, rises ? corner : end);
+}
+
 void staircase(call *c, const view *x, int is_lower, visit *see)
 {
     if (span_equal(&x->rows, &x->cols) && x->row == x->col) {
@@ -23,20 +66,11 @@ void staircase(call *c, const view *x, int is_lower, visit *see)
         return;
     }
     int by_rows = span_whole(&x->cols);
-    const span *across = by_rows ? &x->cols : &x->rows; /* the blocks of one dimension, one after the other */
-    int64_t other = by_rows ? x->col : x->row;
-    blocks b = blocks_of(by_rows ? &x->rows : &x->cols, by_rows ? x->row : x->col);
-    while (blocks_next(&b)) {
-        int64_t i = span_below(across, b.start, other), i1 = span_below(across, b.stop, other);
-        int64_t j = b.place, j1 = b.place + b.stop - b.start;
-        if (by_rows) {
-            visit_if_any(c, see, j, j1, i, i1, 1);
-            visit_if_any(c, see, j, j1, is_lower ? 0 : i1, is_lower ? i : x->n, 0);
-        } else {
-            visit_if_any(c, see, i, i1, j, j1, 1);
-            visit_if_any(c, see, is_lower ? i1 : 0, is_lower ? x->m : i, j, j1, 0);
-        }
-    }
+    int64_t count = by_rows ? x->m : x->n, across = by_rows ? x->n : x->m;
+    stairs s = {c, see, by_rows ? &x->rows : &x->cols, by_rows ? &x->cols : &x->rows, by_rows ? x->row : x->col,
+                by_rows ? x->col : x->row, by_rows, is_lower};
+    if (count)
+        climb(&s, 0, count, by_rows == is_lower ? 0 : across);
 }
 
 /* -- BLAS's updates of a triangle in Fortran order: d = alpha x x^T + beta d, or x y^T + y x^T */

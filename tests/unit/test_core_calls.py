@@ -686,3 +686,25 @@ def test_the_core_reads_calls_of_functions_of_views():
             runs, found = direct_calls(ctx, partial(pb.linalg.lu_solve, factors, b))
             assert runs == 1
             assert np.allclose(shifted @ found.allgather(), y, atol=1e-4 if char in "fF" else 1e-12)
+
+
+def test_narrow_blocks_of_a_triangle_are_joined():
+    """A rank multiplies many blocks at once: BLAS's product over each of them would copy more than it multiplies."""
+    ranks, n, nb = CoreRanks(2), 64, 4
+    seen = ranks.products(0)
+    x = np.random.default_rng(8).integers(-4, 5, (n, nb)).astype(float)
+    a, d = (
+        Spread(each, pb.MatrixDescriptor(each.shape, nb, pb.Grid(1, 2), order="F"))
+        for each in (x, np.zeros((n, n)))
+    )
+    for uplo, half in (("L", np.tril), ("U", np.triu)):
+        seen.clear()
+        parts = [
+            [a.part(rank, (0, 0, n, nb, False)), None, None, d.part(rank, (0, 0, n, n, False))]
+            for rank in (0, 1)
+        ]
+        with changed_limits(tiny=0):
+            assert {*ranks.run("syrk", parts, words=f"L{uplo}NNN", new=True)} == {"DONE_STAGED"}
+        assert np.array_equal(half(d.whole()), half(x @ x.T))
+        assert 0 < len(seen) <= n // nb // 2  # no more products than blocks,
+        assert max(map(min, seen)) == n // 4  # the largest with half of them
