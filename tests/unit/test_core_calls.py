@@ -635,6 +635,18 @@ def test_arrays_in_the_memory_of_others_are_told_apart(grid):
         assert np.array_equal(x, y)
 
 
+def test_more_arrays_than_the_core_knows(grid, monkeypatch):
+    """Those that it has forgotten it is told again."""
+    ctx, ictxt = grid
+    memory, y = np.arange(1.0, objects.PLACES + 60), np.zeros((1, 2), order="F")
+    desc, of_y = pblas.descinit(1, 1, 1, 1, 0, 0, ictxt, 1), pblas.descinit(1, 2, 1, 2, 0, 0, ictxt, 1)
+    monkeypatch.setattr(ctx, "agreement", None)  # no call takes the ordinary way
+    for k in (*range(len(memory)), *range(40)):
+        call = partial(pblas.pdgeadd, "N", 1, 1, 2.0, memory[k : k + 1], 1, 1, desc, 0.0, y, 1, 2, of_y)
+        runs, _ = direct_calls(ctx, call)
+        assert (runs, y[0, 1]) == (1, 2 * memory[k])
+
+
 def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(grid):
     ctx, ictxt = grid
     a, desc = np.eye(40, order="F"), pblas.descinit(40, 40, 4, 4, 0, 0, ictxt, 40)

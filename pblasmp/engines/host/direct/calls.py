@@ -364,17 +364,18 @@ class HostDirect:
         given = self._arguments
         given.form, given.given = form.address, id(args)
         status: int = self._core.arguments_start(self._given)
-        if status == _UNKNOWN and form.learn(args, self._learn):
-            given.given = id(args)
-            status = self._core.arguments_start(self._given)
+        if status == _UNKNOWN:
+            if len(self._learned) > objects.PLACES - objects.MATRICES:
+                self._places[:] = 0
+                self._learned.clear()
+            if form.learn(args, self._learn):
+                given.given = id(args)
+                status = self._core.arguments_start(self._given)
         return _UNFIT if status == _UNKNOWN else status
 
     def _learn(self, array: Any, desc: Any, held: Held, rows: int, cols: int) -> None:
         """Tell the core of a local array with its descriptor."""
         assert self._core is not None
-        if len(self._learned) == objects.PLACES:
-            self._places[:] = 0
-            self._learned.clear()
         pair, at = (array, desc), operator.index(held)
         self._learned[at], self._arguments.given = held, id(pair)
         self._core.arguments_learn(self._given, ctypes.c_void_p(at), *map(ctypes.c_int64, (rows, cols)))
