@@ -120,7 +120,7 @@ enum {
 
 /* When which way is faster: see engines/host/direct/limits.py. */
 typedef struct {
-    int64_t tiny, tiny_elements, stay, portion, handoff, message, lapack, cholesky, width, part, rows, meeting, factoring;
+    int64_t tiny, tiny_elements, stay, portion, handoff, lapack, cholesky, width, part, rows, meeting, factoring;
 } limits;
 
 /* Rows i to i1 and columns j to j1 of this rank's part of a triangle: a triangle of them, or all. */

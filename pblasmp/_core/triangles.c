@@ -471,8 +471,7 @@ static int prepare_chain(call *c)
     int64_t n = a.rows.extent, count = (s->lead + n + s->block - 1) / s->block;
     REQUIRE(has_tiles(&a));
     REQUIRE(is_one(c, &c->factor) && !(a.here.conjugated && a.here.by_columns));
-    int64_t together = n * n / (is_on_one_node(c) ? c->limits->handoff : c->limits->message);
-    REQUIRE(count <= together || (is_on_one_node(c) && count <= FEW_BLOCKS));
+    REQUIRE(count <= n * n / c->limits->handoff || (is_on_one_node(c) && count <= FEW_BLOCKS));
     REQUIRE(find_words(c, a.here.by_columns != turned, 1) == OK);
     c->x = a, c->y = view_of(&c->b, 0, 0);
     c->blocks = count, c->upwards = (c->uplo == 'L') == turned;

@@ -129,7 +129,7 @@ def one_column(comm):
     rng, n, block = np.random.default_rng(12), 41, 4
     blocks = -(-n // block)
     whole, x = rng.standard_normal((n, n)) / n + np.eye(n), rng.standard_normal((n, 1))
-    with pb.Context(comm, engine="host") as ctx, changed_limits(message=1, tiny=0):
+    with pb.Context(comm, engine="host") as ctx, changed_limits(handoff=1, tiny=0):
         post = inside.of_the_core(ctx)
         for grid, (uplo, op, diag) in itertools.product(grids(comm.size), in_turn("LU", "NT", "UN", keep=2)):
             a = ctx.scatter(whole, pb.MatrixDescriptor((n, n), (block, block), grid, order="CF"[uplo == "L"]))

@@ -356,7 +356,7 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
             "meeting": 9,
             "rows": 2,
             "factoring": 9,
-            "message": 1 << 60 * (turn % 2),
+            "handoff": 1 << 60 * (turn % 2),
         }
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
             found = cases.compute(routine, given, into, **how)

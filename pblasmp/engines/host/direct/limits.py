@@ -21,9 +21,7 @@ class Limits(ctypes.Structure):
         portion: elements of a symmetric matrix that a cache keeps between the product with them and the one with their
             transpose.
         handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
-            computes.
-        message: elements of a triangular matrix of which half is sent to another node while a block's solution is, and
-            its sums.
+            computes; or sent while it goes to another node.
         lapack: multiplications of a factorization that each rank computes all of. Larger calls are worth a plan, in
             which the ranks share the work.
         cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
@@ -37,15 +35,15 @@ class Limits(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in (
-            *("tiny", "tiny_elements", "stay", "portion", "handoff", "message", "lapack"),
+            *("tiny", "tiny_elements", "stay", "portion", "handoff", "lapack"),
             *("cholesky", "width", "part", "rows", "meeting", "factoring"),
         )
     )
 
 
 LIMITS = Limits(
-    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 13, portion=1 << 16, handoff=1 << 14, message=1 << 15,
-    lapack=9_000_000, cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
+    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 13, portion=1 << 16, handoff=1 << 14, lapack=9_000_000,
+    cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
 
