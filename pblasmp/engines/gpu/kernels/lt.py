@@ -139,7 +139,7 @@ class LocalProducts:
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
         self._main: Any = None  # the workspace of "main"
         self._scratch = scratch
-        self._scalars: dict[Any, np.ndarray] = {}
+        self._scalars: dict[Any, tuple[int, np.ndarray]] = {}
         self._scales: dict[tuple[str, str], Any] = {}
         self._closing = ExitStack()
         self._handle = cublasLt.create()
@@ -203,8 +203,7 @@ class LocalProducts:
             product.point(self._lt, finish.pointers)
         product.resize(self._lt, d.rows)
         kind = accumulation_dtype(x.dtype)
-        scalars = self._scalars_of(alpha, beta, kind)
-        at = scalars.ctypes.data
+        at = self._scalars_at(alpha, beta, kind)
         c_address = c.address if beta != 0 else d.address
         self._lt.matmul(
             self._handle, product.description,
@@ -230,7 +229,7 @@ class LocalProducts:
     ) -> None:
         """Queue ``D = alpha op(X) op(W) + beta D`` by cuBLAS; sizes are integers of 32 bits. Local."""
         k, kind = x.cols if op_x == "N" else x.rows, accumulation_dtype(x.dtype)
-        at, of = self._scalars_of(alpha, beta, kind).ctypes.data, _data_type(x.dtype)
+        at, of = self._scalars_at(alpha, beta, kind), _data_type(x.dtype)
         self.cublas.gemm_ex(
             self.solver(stream, lane), OPS[op_w], OPS[op_x], d.cols, d.rows, k,
             at, w.address, of, w.ld, x.address, of, x.ld, at + kind.itemsize, d.address, _data_type(d.dtype), d.ld,
@@ -264,7 +263,7 @@ class LocalProducts:
             kind: the element type of ``letter``.
             lane: as in ``multiply``.
         """
-        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        at = self._scalars_at(alpha, beta, kind)
         *factors, d, ldd = matrices
         op_a, op_b = OPS[ops[0]], OPS[ops[1]]
         call = getattr(self.cublas, f"{letter}gemm")
@@ -295,7 +294,7 @@ class LocalProducts:
             kind: the element type of ``letter``.
             lane: as in ``multiply``.
         """
-        at = self._scalars_of(alpha, beta, kind).ctypes.data
+        at = self._scalars_at(alpha, beta, kind)
         a, lda, x, y = places
         call = getattr(self.cublas, f"{letter}gemv")
         call(self.solver(stream, lane), OPS[op], *sizes, at, a, lda, x, 1, at + kind.itemsize, y, 1)
@@ -344,15 +343,17 @@ class LocalProducts:
                 runtime.memcpyAsync(at, address, 4, runtime.memcpyDeviceToDevice, stream)
         return replace(finish, **copies)
 
-    def _scalars_of(self, alpha: complex, beta: complex, kind: np.dtype) -> np.ndarray:
+    def _scalars_at(self, alpha: complex, beta: complex, kind: np.dtype) -> int:
+        """Return where alpha is on the host, followed by beta."""
         key = alpha, beta, kind
         found = self._scalars.get(key)
         if found is None:
             values = (alpha, beta) if kind.kind == "c" else (complex(alpha).real, complex(beta).real)
             if len(self._scalars) >= _REMEMBERED:
                 self._scalars.clear()  # they are read where a product is queued
-            self._scalars[key] = found = np.array(values, dtype=kind)
-        return found
+            array = np.array(values, dtype=kind)
+            self._scalars[key] = found = array.ctypes.data, array
+        return found[0]
 
     def _product(self, asked: _LtProduct) -> _Prepared:
         """Return descriptors and algorithm, from the cache if they were made before."""
@@ -395,7 +396,7 @@ class LocalProducts:
             default = DTYPES["bfloat16"] if is_float8(x.dtype) and d.dtype != np.float16 else d.dtype
             attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
         for name, value in attributes.items():
-            _set(lt, "matmul_desc", description, name, value)
+            _set(lt, "matmul_desc", name, value, description)
         return description
 
     def _layout(self, operand: _LtOperand, batch: Batch | None, made: ExitStack) -> int:
@@ -404,8 +405,8 @@ class LocalProducts:
         layout: int = lt.matrix_layout_create(int(_data_type(operand.dtype)), view.cols, view.rows, view.ld)
         made.callback(lt.matrix_layout_destroy, layout)
         if batch is not None:
-            _set(lt, "matrix_layout", layout, "BATCH_COUNT", batch.size)
-            _set(lt, "matrix_layout", layout, "STRIDED_BATCH_OFFSET", operand.step)
+            _set(lt, "matrix_layout", "BATCH_COUNT", batch.size, layout)
+            _set(lt, "matrix_layout", "STRIDED_BATCH_OFFSET", operand.step, layout)
         return layout
 
     def _heuristic(
@@ -419,7 +420,7 @@ class LocalProducts:
         for letter, operand in operands.items():
             wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(operand.view, operand.step)
         for name, value in wanted.items():
-            _set(lt, "matmul_preference", preference, name, value)
+            _set(lt, "matmul_preference", name, value, preference)
         result = np.zeros(1, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
         try:
@@ -562,14 +563,13 @@ class _Prepared:
         if pointers == self._pointed:
             return
         for name, address in pointers.items():
-            _set(lt, "matmul_desc", self.description, name, address)
+            _set(lt, "matmul_desc", name, address, self.description)
         self._pointed = pointers
 
     def resize(self, lt: Any, rows: int) -> None:
         """Set the rows of X, C and D if they have changed since the previous call."""
         if rows != self._rows:
-            for layout in self.layouts[1:]:
-                _set(lt, "matrix_layout", layout, "COLS", rows)
+            _set(lt, "matrix_layout", "COLS", rows, *self.layouts[1:])
             self._rows = rows
 
 
@@ -580,11 +580,13 @@ _ATTRIBUTES = {
 }
 
 
-def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:
-    """Set an attribute of a descriptor, a preference or a layout."""
+def _set(lt: Any, kind: str, name: str, value: int, *things: int) -> None:
+    """Set an attribute of descriptors, preferences or layouts."""
     attribute, dtype = _attribute(lt, kind, name)
-    number = np.array([value], dtype)
-    getattr(lt, f"{kind}_set_attribute")(thing, attribute, host_address(number), number.itemsize)
+    number, set_ = np.array([value], dtype), getattr(lt, f"{kind}_set_attribute")
+    at = host_address(number)
+    for thing in things:
+        set_(thing, attribute, at, number.itemsize)
 
 
 @cache
