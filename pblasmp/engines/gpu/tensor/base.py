@@ -242,13 +242,15 @@ class CopyProduct(TensorProduct[Views]):
         largest = None
         if operands.amax and is_float8(p.out_dtype):
             largest = View(self.gpu.scratch("amax", _AMAX.itemsize), 1, 1, 1, _AMAX)
-        finish = Fused(
-            activation=operands.activation if inside else None,
-            bias=bias.address if inside and bias else 0,
-            bias_dtype=bias.dtype if inside and bias else None,
-            scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d,
-            amax=largest.address if largest else 0,
-        )  # fmt: skip
+        finish = operands.scaled
+        if (inside and (bias or operands.activation)) or operands.scale_d or largest:
+            finish = Fused(
+                activation=operands.activation if inside else None,
+                bias=bias.address if inside and bias else 0,
+                bias_dtype=bias.dtype if inside and bias else None,
+                scale_x=operands.scale_x, scale_w=operands.scale_w, scale_d=operands.scale_d,
+                amax=largest.address if largest else 0,
+            )  # fmt: skip
         self.gpu.multiply(
             stream, x, operands.b, d, op_w=self.op_w, alpha=options.alpha, c=c,
             beta=(options.beta if beta is None else beta) if c else 0, finish=finish, compute=options.compute,

@@ -78,11 +78,12 @@ class PushTensorMethod(CopyMethod):
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         refused, kind = session_of(engine).refused, (0 in problem.tokens, options, *problem.apart_from_tokens)
-        if kind not in refused:
+        found = refused.get(kind)
+        if found is None:
             if len(refused) >= _MOST_KINDS:
                 refused.clear()
-            refused[kind] = bool(super().refusal(engine, problem, options, None))
-        if refused[kind]:
+            refused[kind] = found = bool(super().refusal(engine, problem, options, None))
+        if found:
             return MESSAGES.cost(engine, problem, options)
         return super().cost(engine, problem, options)
 
