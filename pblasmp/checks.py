@@ -125,12 +125,6 @@ def of_eigenpairs(a: Matrix, w: Array, v: Matrix, lower: bool, b: Matrix | None 
         return _Check("eigh", (a,) if b is None else (a, b), (w, v), {"lower": lower}).run(a.context)
 
 
-def of_singular(a: Matrix, u: Matrix, s: Array, vh: Matrix) -> Verification:
-    """Return whether singular values and vectors are right, as ``verify`` does. Collective over the context."""
-    with a.context.running("verify"), np.errstate(all="ignore"):
-        return _Check("svd", (a,), (u, s, vh), {}).run(a.context)
-
-
 def _matrices_of(found: Any) -> list[Matrix]:
     """Return the matrices among what was found."""
     if isinstance(found, DistributedMatrix):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blas import level3
-from ..checks import of_eigenpairs, of_singular
+from ..checks import of_eigenpairs
 from ..comm import agree_after
 from ..engines.method import survey
 from ..engines.product import Found
@@ -285,25 +285,59 @@ def _confirmed(
 
 def _glance(a: Matrix, w: Values, v: Matrix, lower: bool) -> Verification:
     """Return whether eigenpairs are right, by products with a few vectors on the ranks' devices. Collective."""
-    ctx, (n, count), dtype = a.context, v.shape, v.dtype
-    grid, block = v.descriptor.grid, v.descriptor.block
-    layout = MatrixDescriptor((count, _VECTORS), (block[1], _VECTORS), grid, dtype=dtype)
+    times = partial(level3.hemm if a.dtype.kind == "c" else level3.symm, a, uplo="L" if lower else "U")
+    size = a.norm("inf", uplo="L" if lower else "U", kind="hermitian")
+    return _glanced(a, size, w, ((v, "N"),), (times,))
+
+
+def _glance_singular(a: Matrix, u: Matrix, s: Values, vh: Matrix) -> Verification:
+    """Return whether singular values and vectors are right, likewise. Collective."""
+    times = partial(matmul, a), partial(matmul, a, op_a="C")
+    return _glanced(a, a.norm("inf"), s, ((vh, "C"), (u, "N")), times)
+
+
+def _glanced(
+    a: Matrix,
+    size: float,
+    values: Values,
+    sides: Sequence[tuple[Matrix, Op]],
+    times: Sequence[Callable[[Matrix], Matrix]],
+) -> Verification:
+    """Return whether vectors are orthonormal, and A times those of a side the values times those of the next.
+
+    Collective over the context.
+
+    Args:
+        a: the matrix.
+        size: its norm.
+        values: eigenvalues or singular values.
+        sides: matrices, with the op that has the vectors as columns.
+        times: what multiplies by A, or its adjoint, the vectors of each side.
+    """
+    ctx, n, dtype, (first, op) = a.context, max(a.shape), a.dtype, sides[0]
+    layout = MatrixDescriptor(
+        (len(values), _VECTORS),
+        (first.descriptor.block[op == "N"], _VECTORS),
+        first.descriptor.grid,
+        dtype=dtype,
+    )
     x = random(ctx, Layout(layout, {}), 20, "normal")
-    y = matmul(v, x)
-    errors = [(matmul(v, y, op_a="C") - x).norm("max")]
-    # one rank says whether the rest is computed
-    size: float = ctx.comm.bcast(a.norm("inf", uplo="L" if lower else "U", kind="hermitian"))
+    found = [matmul(v, x, op_a=op) for v, op in sides]
+    errors = [
+        (matmul(v, y, op_a="C" if op == "N" else "N") - x).norm("max")
+        for (v, op), y in zip(sides, found, strict=True)
+    ]
+    size = ctx.comm.bcast(size)  # one rank says whether the rest is computed
     info = np.finfo(dtype)
     if math.sqrt(info.tiny) < size < math.sqrt(info.max):  # else the products may over- or underflow
-        times = level3.hemm if dtype.kind == "c" else level3.symm
-        rest = times(a, y, uplo="L" if lower else "U")
         if x.local.size:
             rows, _ = layout.global_indices(ctx.rank)
-            x.local[...] *= ctx.engine.xp.asarray(w[rows])[:, None]
-        errors.append((rest - matmul(v, x)).norm("max") / size)
+            x.local[...] *= ctx.engine.xp.asarray(values[rows])[:, None]
+        for multiply, y, (v, op) in zip(times, found, (*sides[1:], sides[0]), strict=True):
+            errors.append((multiply(y) - matmul(v, x, op_a=op)).norm("max") / size)
     bound = _FACTOR * math.sqrt(n) * float(info.eps)
     error = max(each if math.isfinite(each) else math.inf for each in errors)
-    told: Verification = ctx.comm.bcast(Verification(0.0 if np.isnan(w).any() else error, bound))
+    told: Verification = ctx.comm.bcast(Verification(0.0 if np.isnan(values).any() else error, bound))
     return told
 
 
@@ -384,8 +418,9 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
     results NaN.
 
     ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, on up to four ranks up
-    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one; above
-    32,768 rows or columns, which its memory may not hold, cuSOLVERMp 0.9 or newer on all, whose vectors are checked.
+    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one; for
+    vectors of more than 2,048 rows or columns, and on several GPUs above 32,768, which one's memory may not hold, it is
+    cuSOLVERMp 0.9 or newer on all, whose vectors are checked.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
@@ -495,7 +530,7 @@ class _Svd(_Singular[SvdResult]):
         if found.doubtful and self.how["algo"] == "auto":
             result = None if found.values is None else SvdResult(self.written, found.values, vh)
             result = _confirmed(
-                self, result, lambda each: of_singular(a, *each), lambda algo: svd(a, algo=algo)
+                self, result, lambda each: _glance_singular(a, *each), lambda algo: svd(a, algo=algo)
             )
         else:
             result = SvdResult(self.written, self.values_of(found), vh)

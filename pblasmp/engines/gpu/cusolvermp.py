@@ -303,6 +303,7 @@ class CusolvermpMethod(SpectralMethod):
 
 
 _MOST, _SINGULAR = 16384, 32768  # rows and columns: for singular values what the memory of one GPU holds
+_QUICK = 2048  # up to which one GPU's gesvd is as fast with vectors; at 4096 it takes 4.4 times as long
 
 
 class CusolverProduct(OneRankProduct):
@@ -348,7 +349,19 @@ class CusolverProduct(OneRankProduct):
         return left, cupy.asnumpy(values), right
 
 
+class CusolverMethod(OneRankMethod):
+    """cuSOLVER's syevd and gesvd."""
+
+    quick = _QUICK
+
+    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
+        """Return more than cuSOLVERMp's for singular vectors that gesvd, which iterates, finds late. Local."""
+        vectors = problem.routine == "svd" and problem.d is not None
+        late = vectors and self.quick < max(problem.a.shape) <= self.singular[1]
+        return 2.5 if late else super().cost(engine, problem, options)
+
+
 METHODS: tuple[Method, ...] = (
     CusolvermpMethod(),
-    OneRankMethod("cusolver", CusolverProduct, _MOST, (sys.maxsize, _SINGULAR)),
+    CusolverMethod("cusolver", CusolverProduct, _MOST, (sys.maxsize, _SINGULAR)),
 )

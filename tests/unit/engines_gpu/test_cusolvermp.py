@@ -98,14 +98,21 @@ def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tupl
     """Those that "auto" finds are checked, and found again by one GPU."""
     whole = np.arange(24.0).reshape(6, 4) + np.eye(6, 4)
     a = ctx.scatter(whole, block=2)
-    solver.spoils, method = True, cusolvermp.METHODS[1]
-    with mock.patch.multiple(method, most=0, singular=(0, 0)):
-        u, s, vh = pb.linalg.svd(a)
-        by_name = pb.linalg.svd(a, algo="cusolvermp")
-    solver.spoils = False
-    near = np.allclose((u.allgather() * s) @ vh.allgather(), whole)
-    kept = np.allclose((by_name.u.allgather() * s) @ by_name.vh.allgather(), whole)
-    yield "spoiled", None if near and not kept else f"{s} {near}"
+    method = cusolvermp.METHODS[1]
+    for limits in ({"most": 0, "singular": (0, 0)}, {"quick": 5}):
+        solver.spoils = True
+        with mock.patch.multiple(method, **limits):
+            u, s, vh = pb.linalg.svd(a)
+            by_name = pb.linalg.svd(a, algo="cusolvermp")
+        solver.spoils = False
+        near = np.allclose((u.allgather() * s) @ vh.allgather(), whole)
+        kept = np.allclose((by_name.u.allgather() * s) @ by_name.vh.allgather(), whole)
+        yield f"spoiled {limits}", None if near and not kept else f"{s} {near}"
+    with mock.patch.multiple(method, quick=5), pb.plan(pb.linalg.svd, a) as plan:
+        right = np.allclose(plan().s, s)
+        yield "plan of svd", None if right and plan.report().algorithm == "cusolvermp" else str(plan.report())
+    with mock.patch.multiple(method, quick=6), pb.plan(pb.linalg.svd, a) as plan:
+        yield "small", None if plan.report().algorithm == "cusolver" else str(plan.report())
 
 
 def sorted_columns(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
