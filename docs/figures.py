@@ -517,7 +517,7 @@ def eigenvalues_on_gpus() -> str:
     found.sort(key=lambda run: (run.gpus, run.rows[0]["case"]["n"]))
     if not found:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
-    names = list(found[0].rows[0]["seconds"])
+    names = dict.fromkeys(name for run in reversed(found) for row in run.rows for name in row["seconds"])
     rows = [
         [
             str(run.ranks), row["case"].get("dtype", "float64") + ", svd" * ("routine" in row["case"]),

@@ -418,9 +418,9 @@ def svd(a: Matrix, full_matrices: bool = False, *, algo: str = "auto") -> SvdRes
     results NaN.
 
     ScaLAPACK computes it, if one is found (see ``docs/solving.md``); up to 200 rows and columns, on up to four ranks up
-    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one; for
-    vectors of more than 2,048 rows or columns, and on several GPUs above 32,768, which one's memory may not hold, it is
-    cuSOLVERMp 0.9 or newer on all, whose vectors are checked.
+    to 2,000, and on one rank, the LAPACK of one rank, which tells the others. On GPUs it is the cuSOLVER of one, up to
+    256 rows and columns, on several GPUs up to 2,048; above that cuSOLVERMp 0.9 or newer on all, if there is one, whose
+    vectors are checked. Above 16,384 a single GPU takes cuSOLVER, which needs less memory.
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.

@@ -303,7 +303,12 @@ class CusolvermpMethod(SpectralMethod):
 
 
 _MOST, _SINGULAR = 16384, 32768  # rows and columns: for singular values what the memory of one GPU holds
-_QUICK = 2048  # up to which one GPU's gesvd is as fast with vectors; at 4096 it takes 4.4 times as long
+_QUICK = 256, 2048
+"""Up to how many rows and columns cuSOLVER's gesvd, which iterates, is taken on one GPU, and on several.
+
+On one H200 cuSOLVERMp's needs half of its time at 512, a quarter at 2048 and a fifth at 8192, and twice its memory.
+On several it is not known from where on it is faster.
+"""
 
 
 class CusolverProduct(OneRankProduct):
@@ -355,9 +360,10 @@ class CusolverMethod(OneRankMethod):
     quick = _QUICK
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        """Return more than cuSOLVERMp's for singular vectors that gesvd, which iterates, finds late. Local."""
-        vectors = problem.routine == "svd" and problem.d is not None
-        late = vectors and self.quick < max(problem.a.shape) <= self.singular[1]
+        """Return more than cuSOLVERMp's for singular values that this finds later. Local."""
+        several = engine.transport.size > 1
+        most = self.singular[1] if several else self.most
+        late = problem.routine == "svd" and self.quick[several] < max(problem.a.shape) <= most
         return 2.5 if late else super().cost(engine, problem, options)
 
 

@@ -99,7 +99,7 @@ def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tupl
     whole = np.arange(24.0).reshape(6, 4) + np.eye(6, 4)
     a = ctx.scatter(whole, block=2)
     method = cusolvermp.METHODS[1]
-    for limits in ({"most": 0, "singular": (0, 0)}, {"quick": 5}):
+    for limits in ({"most": 0, "singular": (0, 0)}, {"quick": (5, 5)}):
         solver.spoils = True
         with mock.patch.multiple(method, **limits):
             u, s, vh = pb.linalg.svd(a)
@@ -108,10 +108,10 @@ def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tupl
         near = np.allclose((u.allgather() * s) @ vh.allgather(), whole)
         kept = np.allclose((by_name.u.allgather() * s) @ by_name.vh.allgather(), whole)
         yield f"spoiled {limits}", None if near and not kept else f"{s} {near}"
-    with mock.patch.multiple(method, quick=5), pb.plan(pb.linalg.svd, a) as plan:
+    with mock.patch.multiple(method, quick=(6, 5)), pb.plan(pb.linalg.svd, a) as plan:
         right = np.allclose(plan().s, s)
         yield "plan of svd", None if right and plan.report().algorithm == "cusolvermp" else str(plan.report())
-    with mock.patch.multiple(method, quick=6), pb.plan(pb.linalg.svd, a) as plan:
+    with mock.patch.multiple(method, quick=(5, 6)), pb.plan(pb.linalg.svd, a) as plan:
         yield "small", None if plan.report().algorithm == "cusolver" else str(plan.report())
 
 
@@ -186,6 +186,21 @@ def test_one_gpu_computes_in_the_place_of_the_eigenvectors(
     monkeypatch.setattr(np.linalg, "eigh", lambda *given: np.linalg.cholesky(np.zeros((1, 1))))
     with pytest.raises(pb.FactorizationError, match="INFO is 1"):
         pb.linalg.eigh(a)
+
+
+@pytest.mark.parametrize(("most", "name"), [(16384, "cusolvermp"), (5, "cusolver")])
+def test_one_gpu_takes_cusolvermp_for_singular_values(
+    ctx: pb.Context, lib: Any, monkeypatch: Any, most: int, name: str
+) -> None:
+    """Unless it is missing, or would need too much memory."""
+    method = cusolvermp.METHODS[1]
+    monkeypatch.setattr(method, "quick", (5, 9))
+    with pb.plan(pb.linalg.svd, ctx.eye(6)) as plan:
+        assert plan.report().algorithm == "cusolver"  # there is no other one
+    opened(lib, monkeypatch)
+    monkeypatch.setattr(method, "most", most)
+    with pb.Context(engine="cublasmp") as other, pb.plan(pb.linalg.svd, other.eye(6)) as plan:
+        assert plan.report().algorithm == name
 
 
 @pytest.mark.parametrize("nranks", [*only_long(1, 2), 4])
