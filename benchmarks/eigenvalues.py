@@ -139,10 +139,11 @@ def time_order(
         if not np.allclose(values, expected, atol=1e-10 * n):
             raise SystemExit(f"{routine} of order {n} by {name}: wrong values")
 
-    seconds = interleaved(comm, contenders, 1, settle=0, check=check)
+    how: dict[str, Any] = {"settle": 0, "check": check, "real_time": options.real_time}
+    seconds = interleaved(comm, contenders, 1, **how)
     length = sum(each[0] for each in seconds.values())
     rounds = options.pairs if options.quick else max(options.pairs, min(30, int(options.seconds / length)))
-    seconds = interleaved(comm, contenders, rounds, settle=0, check=check)
+    seconds = interleaved(comm, contenders, rounds, **how)
     case = {"routine": routine, "n": n, "block": block, "grid": str(a.descriptor.grid).split()[0]}
     ratios = {name: paired(seconds, name, "library") for name in contenders if name != "library"}
     return {"case": case, "seconds": seconds, "ratios": ratios}
@@ -190,6 +191,9 @@ def main() -> None:
     parser.add_argument("--library", choices=["debian", "mkl", "elpa"], default="debian")
     parser.add_argument("--seconds", type=float, default=10, help="of each order and routine, about")
     parser.add_argument("--pairs", type=int, default=3, help="rounds at least")
+    parser.add_argument(
+        "--real-time", action="store_true", help="so that other programs do not count; needs root"
+    )
     parser.add_argument("--quick", action="store_true", help="only check that it runs")
     results.add_option(parser)
     options = parser.parse_args()
@@ -206,7 +210,7 @@ def main() -> None:
     slk = None if options.library == "elpa" else ScaLAPACK(options.library, comm)
     about = machine(), versions()
     about[0]["load"] = os.getloadavg()[2]
-    plain = {key: getattr(options, key) for key in ("block", "library", "seconds", "pairs")}
+    plain = {key: getattr(options, key) for key in ("block", "library", "seconds", "pairs", "real_time")}
     rows = []
     with pb.Context(comm, engine="host") as ctx:
         if comm.rank == 0:

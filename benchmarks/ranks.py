@@ -7,7 +7,8 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,6 +94,7 @@ def interleaved(
     settle: float = SETTLE_SECONDS,
     check: Callable[[str, Any], None],
     first: int = 0,
+    real_time: bool = False,
 ) -> dict[str, list[float]]:
     """Time every contender once per round, in rotating order, after round 0, which warms up.
 
@@ -100,7 +102,7 @@ def interleaved(
     the last one is done: no barrier is timed. With more ranks than cores MPI's takes longer than a small call. The
     contenders named in ``alone`` run on rank 0 while the other ranks sleep. Before each run the ranks sleep for
     ``settle`` seconds. ``check`` sees every result, outside the time. Rounds before ``first`` are left out: they were
-    made before.
+    made before. With ``real_time`` nothing else runs on the ranks' cores meanwhile, as root may ask.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -116,14 +118,25 @@ def interleaved(
                 elapsed = time.perf_counter() - start
                 sleeping_barrier(comm)
             else:
-                start = agreed_start(comm)
-                result = contenders[name]()
-                elapsed = latest(comm, time.perf_counter()) - start
+                with _in_real_time() if real_time else nullcontext():
+                    start = agreed_start(comm)
+                    result = contenders[name]()
+                    elapsed = latest(comm, time.perf_counter()) - start
             check(name, result)
             del result
             if turn:
                 seconds[name].append(elapsed)
     return comm.bcast(seconds)
+
+
+@contextmanager
+def _in_real_time() -> Iterator[None]:
+    """Run before all that the scheduler shares the cores among."""
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def paired(seconds: Mapping[str, Sequence[float]], name: str, reference: str) -> float:
