@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pblasmp.bindings import Library, MatmulAttribute, Status
-from pblasmp.errors import StatusError
+from pblasmp.bindings import Library, MatmulAttribute
 from tests.helpers.recorder import Recorder
 
 
@@ -125,20 +124,6 @@ def test_symmetric_memory(library: Library, recorder: Recorder) -> None:
         "cublasMpFree",
         "cublasMpBufferDeregister",
     ]
-
-
-def test_failures(library: Library, recorder: Recorder) -> None:
-    recorder.fail(Status.ALLOCATION_FAILED, at=2)
-    with pytest.raises(StatusError, match=r"cublasMpMatrixDescriptorCreate returned .*ALLOCATION_FAILED"):
-        Product(library)
-    assert [call.status for call in recorder.calls] == [0, 0, 2]
-    assert {kind for kind, _ in recorder.alive} == {"handle", "grid"}
-    handle, grid = (key[1] for key in recorder.alive)
-    recorder.fail(Status.EXECUTION_FAILED)
-    with pytest.raises(StatusError, match="cublasMpGridDestroy"):
-        library.cublasMpGridDestroy(grid)
-    library.cublasMpDestroy(handle)
-    recorder.assert_clean()
 
 
 def test_attribute_of_a_wrong_size(library: Library, recorder: Recorder) -> None:

@@ -155,10 +155,11 @@ def test_huge_matrices_are_a_corner():
 
 
 def test_faults_are_listed():
-    problem = files.load_problem_file(files.root() / "invalid" / "many-faults.toml").problem
-    said = texts(pb.draw(problem))
-    assert "Not legal:" in said
-    assert sum(text.startswith("•") for text in said) == len(problem.faults()) == 6
+    file = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
+    for faulty in (file, file.problem):
+        said = texts(pb.draw(faulty))
+        assert "Not legal:" in said
+        assert sum(text.startswith("•") for text in said) == len(file.problem.faults()) == 6
 
 
 @pytest.mark.parametrize("uplo", "LU")
@@ -192,12 +193,6 @@ def inside(corners, x, y):
 
 def test_empty_matrices():
     assert "(empty)" in texts(pb.draw(pb.MatrixDescriptor((0, 5), 2, "2x2")))
-
-
-def test_a_matrix_can_be_drawn():
-    with pb.Context(engine="host") as ctx:
-        matrix = ctx.zeros(pb.MatrixDescriptor((4, 4), 2, "1x1"))
-        assert pb.draw(matrix) == pb.draw(matrix.descriptor)
 
 
 def test_files(tmp_path):
@@ -280,9 +275,3 @@ def test_windows_of_files(subtests):
                     m, n = view.descriptor.local_shape(rank)
                     assert f"{m} × {n}" in said
             assert next(edges, None) is next(faded, None) is next(found, None) is None
-
-
-def test_a_file_that_is_not_legal_says_why():
-    said = texts(pb.draw(files.load_problem_file(files.root() / "invalid" / "many-faults.toml")))
-    assert "Not legal:" in said
-    assert sum(text.startswith("•") for text in said) == 6

@@ -45,40 +45,31 @@ def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collect
     return fastest
 
 
-@pytest.mark.parametrize(
-    ("size", "inputs", "best"),
-    [
-        (4, 2048, "pull"),  # 0.7e11 operations of all ranks
-        (4, 4096, "push"),  # 1.4e11: more than 2.5e10 each
-        (4, 16384, "push"),
-        (8, 4096, "pull"),
-        (8, 16384, "push"),
-        (2, 1024, "pull"),
-        (2, 2048, "push"),
-        (2, 4096, "push"),
-        (2, 16384, "push"),
-    ],
-)
-def test_gemm_and_reduce_scatter(size, inputs, best):
-    form, sizes = "matmul_reduce_scatter", (4096, 4096, inputs)
-    assert taken(form, size, sizes) == best
-
-
-@pytest.mark.parametrize(
-    ("size", "inputs", "best"),
-    [
-        (2, 256, "nccl"),  # 0.9e10 operations
-        (2, 1024, "push"),  # 3.4e10: to one peer, few inputs are enough
-        (2, 4096, "push"),
-        (4, 4096, "nccl"),  # fewer than 2000 inputs for each of three peers
-        (4, 6144, "push"),
-        (8, 8192, "nccl"),
-        (8, 16384, "push"),
-    ],
-)
-def test_gemm_and_allgather(size, inputs, best):
-    form, sizes = "matmul_allgather", (4096, 4096, inputs)
-    assert taken(form, size, sizes) == best
+@pytest.mark.parametrize(("form", "size", "inputs", "best"), [
+    ("matmul_reduce_scatter", 4, 2048, "pull"),  # 0.7e11 operations of all ranks
+    ("matmul_reduce_scatter", 4, 4096, "push"),  # 1.4e11: more than 2.5e10 each
+    ("matmul_reduce_scatter", 4, 16384, "push"),
+    ("matmul_reduce_scatter", 8, 4096, "pull"),
+    ("matmul_reduce_scatter", 8, 16384, "push"),
+    ("matmul_reduce_scatter", 2, 1024, "pull"),
+    ("matmul_reduce_scatter", 2, 2048, "push"),
+    ("matmul_reduce_scatter", 2, 16384, "push"),
+    ("matmul_allgather", 2, 256, "nccl"),  # 0.9e10 operations
+    ("matmul_allgather", 2, 1024, "push"),  # 3.4e10: to one peer, few inputs are enough
+    ("matmul_allgather", 2, 4096, "push"),
+    ("matmul_allgather", 4, 4096, "nccl"),  # fewer than 2000 inputs for each of three peers
+    ("matmul_allgather", 4, 6144, "push"),
+    ("matmul_allgather", 8, 8192, "nccl"),
+    ("matmul_allgather", 8, 16384, "push"),
+    ("allgather_matmul", 2, 16, "push"),
+    ("allgather_matmul", 2, 8192, "push"),
+    ("allgather_matmul", 4, 256, "nccl"),  # 0.9e10 operations
+    ("allgather_matmul", 4, 512, "push"),
+    ("allgather_matmul", 8, 256, "nccl"),
+    ("allgather_matmul", 8, 8192, "push"),
+])  # fmt: skip
+def test_what_is_taken_of_4096_tokens_and_outputs(form, size, inputs, best):
+    assert taken(form, size, (4096, 4096, inputs)) == best
 
 
 @pytest.mark.parametrize(
@@ -98,26 +89,9 @@ def test_gemm_and_allreduce(size, sizes, best, with_c):
     form = "matmul_allreduce"
     assert taken(form, size, sizes) == best
     assert taken(form, size, sizes, refused={"ring"}) == with_c
-
-
-@pytest.mark.parametrize(
-    ("size", "inputs", "best"),
-    [
-        (2, 16, "push"),
-        (2, 8192, "push"),
-        (4, 256, "nccl"),  # 0.9e10 operations
-        (4, 512, "push"),
-        (8, 256, "nccl"),
-        (8, 8192, "push"),
-    ],
-)
-def test_allgather_and_gemm(size, inputs, best):
-    sizes = 4096, 4096, inputs
-    assert taken("allgather_matmul", size, sizes) == best
-
-
-def test_many_inputs_of_a_small_product_hide_nothing():
-    assert taken("matmul_allgather", 4, (512, 512, 8192)) == "nccl"  # 0.4e10 operations
+    assert (
+        taken("matmul_allgather", 4, (512, 512, 8192)) == "nccl"
+    )  # 0.4e10 operations: there is nothing to hide
 
 
 @pytest.mark.parametrize(("form", "size", "sizes", "fastest"), [
