@@ -117,11 +117,6 @@ def test_the_largest_bands_of_a_triangular_product_are_begun_first(uplo):
     assert operations.tasks == 7  # ``concurrently`` asserts their order
 
 
-def test_tiles_are_as_narrow_as_the_engine_asks_for():
-    assert slab_terms._finest(SimpleNamespace(tile=256), 100) == 256
-    assert slab_terms._finest(SimpleNamespace(tile=256), 256 * slab_terms.TILES + 1) == 257
-
-
 @pytest.mark.parametrize("hermitian", [False, True])
 @pytest.mark.parametrize(("alpha", "beta"), [(0, 0), (1, 0), (0, 1), (1, 1), (2, -1)])
 @pytest.mark.parametrize("diagonal", [-1, 0])

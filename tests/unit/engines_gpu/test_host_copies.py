@@ -92,8 +92,13 @@ def _small(monkeypatch):
 
 
 @pytest.fixture
-def copies():
-    found = HostCopies(LateGpu())
+def gpu():
+    return LateGpu()
+
+
+@pytest.fixture
+def copies(gpu):
+    found = HostCopies(gpu)
     yield found
     found.close()
 
@@ -102,45 +107,45 @@ def copies():
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("dtype", "kind"), [("float64", "float64"), ("complex64", "complex64"), ("uint8", "uint8"),
                                              ("float32", "float64")])  # fmt: skip
-def test_what_is_written_is_read_again(copies, order, given, dtype, kind):
+def test_what_is_written_is_read_again(copies, gpu, order, given, dtype, kind):
     array = on_gpu((61, 53), dtype, order, ld=70)
     values = np.asarray(np.random.default_rng(1).integers(0, 100, array.shape), kind, order=given)
     expected = values.copy()
     copies.write(array, values)
     values[...] = 0  # they were read before it returned
-    copies._cupy.run(len(copies._cupy.queue))
+    gpu.run(len(gpu.queue))
     np.testing.assert_array_equal(np.asarray(array), expected)
     found = copies.read(array)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == array.dtype
     assert found.flags.c_contiguous == (order == "C")
-    assert set(copies._cupy.carried) == {TO_DEVICE, TO_HOST}
+    assert set(gpu.carried) == {TO_DEVICE, TO_HOST}
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_lines_that_are_far_apart_take_a_command_each(copies, monkeypatch, order):
+def test_lines_that_are_far_apart_take_a_command_each(copies, gpu, monkeypatch, order):
     monkeypatch.setattr(host_copies, "LONGEST_PITCH", 559)
     shape = (61, 53) if order == "C" else (53, 61)
     for ld, commands in ((69, 31), (70, 61)):  # chunks of two lines, or single lines
         array = on_gpu(shape, "float64", order, ld=ld)
         values = np.random.default_rng(2).random(shape)
-        copies._cupy.carried.clear()
+        gpu.carried.clear()
         copies.write(array, values)
-        assert len(copies._cupy.carried) == commands
+        assert len(gpu.carried) == commands
         np.testing.assert_array_equal(copies.read(array), values)
 
 
-def test_three_buffers_are_used_again(copies):
+def test_three_buffers_are_used_again(copies, gpu):
     array = on_gpu((400, 128), "uint8", "C")
     copies.write(array, np.ones((400, 128), np.uint8))
     copies.read(array)
-    assert copies._cupy.allocated == [1024] * 3
-    assert len(copies._cupy.carried) == 2 * 50
+    assert gpu.allocated == [1024] * 3
+    assert len(gpu.carried) == 2 * 50
 
 
 @pytest.mark.parametrize("first", ["write", "read"])
 @pytest.mark.parametrize("chunks", [(1, 2, 8), (1, 8), (2, 8), (1, 3), (2, 1, 2, 3), (8, 1, 4)])
-def test_a_copy_is_right_whatever_was_copied_before(copies, chunks, first):
+def test_a_copy_is_right_whatever_was_copied_before(copies, gpu, chunks, first):
     lines = 1024 // 128
     for seed, count in enumerate(chunks):
         values = np.random.default_rng(seed).integers(0, 256, (count * lines, 128), np.uint8)
@@ -150,7 +155,7 @@ def test_a_copy_is_right_whatever_was_copied_before(copies, chunks, first):
         else:
             array[...] = values
         np.testing.assert_array_equal(copies.read(array), values)
-    assert copies._cupy.allocated == [1024] * min(3, max(chunks))
+    assert gpu.allocated == [1024] * min(3, max(chunks))
 
 
 def test_small_arrays_and_long_lines_are_left_to_cupy(copies):

@@ -237,7 +237,7 @@ def test_own_flags_are_raised_as_if_the_peers_had(machine, nbytes):
     assert set(machine.sources) <= machine.pinned
     flags, one_kernel, *inboxes = (words(buffer) for buffer in buffers)
     awaited = 2 * 2  # kinds of barriers, ranks
-    first = windows._offset(0, 0) // 4
+    first = 2 * (2 + 2)
     assert (flags[:awaited] > 1 << 20).all()
     assert (flags[awaited:first] == 3).all()
     assert (flags[first:] == 1).all()
@@ -417,12 +417,16 @@ def test_each_node_is_a_domain_if_windows_end_there(machine, by_hand):
     buffer = windows.reserve("parts", 1000)
     assert (windows.members, set(buffer.peers), windows.size) == ((0, 2), {0, 2}, 2)
     assert buffer.peers[2] - buffer.peers[0] == 1 << 50
-    assert windows._offset(3, 2) - windows._offset(3, 0) == 4
-    assert windows._offset(4, 0) - windows._offset(3, 0) == 4 * 2
     machine.log.clear()
-    windows.raise_flag(SimpleNamespace(ptr=9), 2, 1)
-    assert machine.log == [("copy", windows.buffer("flags").peers[2] + windows._offset(1, 0), 4, 9)]
-    assert windows.buffer("flags").nbytes == 4 * (2 * (2 + 2) + FLAGS * 2)
+    flags, stream = windows.buffer("flags"), SimpleNamespace(ptr=9)
+    for rank, number in ((0, 3), (2, 3), (0, 4)):
+        windows.await_flag(stream, rank, number)
+    at = [what[2] - flags.peers[0] for what in machine.log if what[0] == "wait"]
+    assert at == [at[0], at[0] + 4, at[0] + 4 * 2]
+    machine.log.clear()
+    windows.raise_flag(stream, 2, 1)
+    assert machine.log == [("copy", flags.peers[2] + at[0] - 2 * 4 * 2, 4, 9)]
+    assert flags.nbytes == 4 * (2 * (2 + 2) + FLAGS * 2)
 
 
 @pytest.mark.parametrize(("nodes", "found"), [
