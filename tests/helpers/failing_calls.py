@@ -8,7 +8,8 @@ from typing import Any
 
 import pblasmp as pb
 from pblasmp.bindings import Status
-from tests.helpers.machine import Witness
+from tests.helpers.machine import Witness, machine
+from tests.helpers.slow import in_turn
 
 
 def left_behind(lib: Witness) -> list[str]:
@@ -30,6 +31,28 @@ def names(error: Exception | None, call: str, status: Status) -> bool:
     return (
         isinstance(error, pb.StatusError) and f"{call} returned" in str(error) and status.name in str(error)
     )
+
+
+def calls_that_failed(life: Callable[..., None], path: str, keep: int) -> list[str]:
+    """Live with one of the library's calls failing, each in turn, and return the calls: all is told, nothing is left.
+
+    Args:
+        life: what is done.
+        path: the library.
+        keep: a call fails with one in so many of the statuses, which take turns: how one is told does not depend on it.
+    """
+    with machine(path) as lib:
+        life(lib)
+        calls = lib.names
+    faults = []
+    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=keep):
+        with machine(path) as lib:
+            lib.fail(status, at)
+            error = lives(life, lib)
+            found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
+        faults += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
+    assert not faults, "\n".join(faults)
+    return calls
 
 
 def lives(life: Callable[..., None], lib: Witness, *comm: Any) -> Exception | None:

@@ -332,25 +332,43 @@ def test_what_is_kept_is_bound_again_once_a_buffer_has_grown(monkeypatch):
     ranks.finish()
 
 
+def one_product(ranks: Ranks) -> dict[str, Any]:
+    """Matrices of two ranks, and their product."""
+    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
+    return {name: (ranks.matrix(np.eye(8), d), 0, 0, 8, 8, False) for name in "abd"}
+
+
 @pytest.mark.usefixtures("_small")
 def test_calls_that_are_not_direct():
-    """While a graph is recorded; without memory that the ranks share; a large product; what overlaps."""
+    """While a graph is recorded; without memory that the ranks share; what overlaps."""
     ranks = Ranks(2)
-    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
-    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
-    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
+    parts = one_product(ranks)
     recording = SimpleNamespace(ptr=1, is_capturing=lambda: True)
-    for each in ranks.direct:
-        each._current = lambda: recording
-    assert ranks.run(parts, routine="matmul") is None
-    for each in ranks.direct:
-        each._current = lambda: STREAM
-    overlapping = {"a": parts["a"], "b": parts["b"], "d": (b, 0, 0, 8, 8, False)}
-    assert ranks.run(overlapping, routine="matmul") is None
+    for current, given in ((recording, parts), (STREAM, {**parts, "d": parts["b"]})):
+        for each in ranks.direct:
+            each._current = lambda current=current: current
+        assert ranks.run(given, routine="matmul") is None
     for each in ranks.direct:
         each.gpu.why_no_windows = "they are too far from each other"
     assert ranks.run(parts, routine="matmul") is None
     assert not any(control.numbers for control in ranks.controls)
+
+
+@pytest.mark.usefixtures("_small")
+def test_ranks_that_disagree_or_have_no_room_for_slabs_queue_nothing():
+    disagree, small = Ranks(2), Ranks(2, reserves=False)
+    for control in disagree.controls:
+        control.vote = lambda number: False
+
+    def reserve(name: str, nbytes: int) -> None:
+        raise MemoryError
+
+    for gpu in small.peers.gpus:
+        gpu.reserve = reserve
+    for ranks, answers in ((disagree, [False]), (small, [False, None])):
+        parts = one_product(ranks)
+        assert [ranks.run(parts, routine="matmul") for _ in answers] == answers
+        assert not any(ranks.peers.program)
 
 
 @pytest.mark.usefixtures("_small")
@@ -368,35 +386,6 @@ def test_a_large_matrix_and_few_columns_take_a_plan(monkeypatch, routine, column
     if routine == "symm":
         parts["d"] = (ranks.matrix(np.eye(32, columns), thin), 0, 0, 32, columns, False)
     assert ranks.run(parts, routine=routine) is (True if direct else None)
-
-
-@pytest.mark.usefixtures("_small")
-def test_ranks_that_disagree_queue_nothing():
-    ranks = Ranks(2)
-    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
-    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
-    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
-    for control in ranks.controls:
-        control.vote = lambda number: False
-    assert ranks.run(parts, routine="matmul") is False
-    assert not any(ranks.peers.program)
-
-
-@pytest.mark.usefixtures("_small")
-def test_without_room_for_slabs_calls_take_the_ordinary_way():
-    ranks = Ranks(2, reserves=False)
-    d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 2))
-    a, b, c = (ranks.matrix(np.eye(8), d) for _ in range(3))
-    parts = {name: (x, 0, 0, 8, 8, False) for name, x in (("a", a), ("b", b), ("d", c))}
-
-    def reserve(name: str, nbytes: int) -> None:
-        raise MemoryError
-
-    for gpu in ranks.peers.gpus:
-        gpu.reserve = reserve
-    assert ranks.run(parts, routine="matmul") is False
-    assert ranks.run(parts, routine="matmul") is None
-    assert not any(ranks.peers.program)
 
 
 def promises(comm: Any, path: str) -> Any:

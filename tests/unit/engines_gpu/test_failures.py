@@ -8,11 +8,11 @@ from typing import Any
 
 import pblasmp as pb
 from pblasmp.bindings import Status
-from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.failing_calls import calls_that_failed, left_behind, lives, names
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, RS
-from tests.helpers.slow import draws, in_turn
+from tests.helpers.slow import draws
 
 
 def life(lib: Witness, comm: Any = None) -> None:
@@ -70,19 +70,7 @@ def test_the_order_of_calls(lib):
 
 
 def test_every_call_failing_with_every_status(alone, stand_in):
-    """A call fails with one status in seven, which take turns: how one is told does not depend on the call."""
-    with machine(stand_in(1000)) as lib:
-        life(lib)
-        calls = lib.names
-    assert len(calls) > 30
-    faults = []
-    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=7):
-        with machine(stand_in(1000)) as lib:
-            lib.fail(status, at)
-            error = lives(life, lib)
-            found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
-        faults += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
-    assert not faults, "\n".join(faults)
+    assert len(calls_that_failed(life, stand_in(1000), 7)) > 30
 
 
 def failures_on_a_rank(comm: Any, path: str) -> Any:

@@ -16,12 +16,12 @@ from pblasmp.engines.gpu.cublasmp import faults, move
 from pblasmp.engines.gpu.cublasmp.prepared_call import part_mask
 from pblasmp.layout import Trapezoid
 from pblasmp.matrix import reductions
-from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.failing_calls import calls_that_failed
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.machine import Multiplying, Witness, context, machine
+from tests.helpers.machine import Multiplying, Witness, context
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.slow import draws, only_long
 
 D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
 
@@ -161,19 +161,8 @@ def life(_: Witness, comm: Any = None) -> None:
 
 @pytest.mark.usefixtures("travels")
 def test_every_call_failing(alone, stand_in):
-    """With the statuses in turn: how one is told does not depend on the call."""
-    with machine(stand_in(1000)) as lib:
-        life(lib)
-        calls = lib.names
+    calls = calls_that_failed(life, stand_in(1000), len(Status) - 1)
     assert calls.count("cublasMpGemr2D") == 3
-    wrongs = []
-    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=len(Status) - 1):
-        with machine(stand_in(1000)) as lib:
-            lib.fail(status, at)
-            error = lives(life, lib)
-            found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
-        wrongs += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
-    assert not wrongs, "\n".join(wrongs)
 
 
 @pytest.mark.parametrize(("of", "to"), [("float8_e4m3fn", "float32"), ("float64", "float8_e5m2")])

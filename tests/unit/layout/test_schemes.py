@@ -55,26 +55,18 @@ def assert_is(x, row, order):
     assert [x.lld(rank) for rank in range(grid.size)] == [lld] * grid.size
 
 
+@pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_fortran_order(scheme, ops, subtests):
+def test_the_table(scheme, ops, order, subtests):
+    """In C order D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
     for m, n, k, nranks in SIZES:
         with subtests.test(m=m, n=n, k=k, nranks=nranks):
-            p = MAKERS[scheme](m, n, k, nranks, *ops, order="F", dtype="float32")
-            assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops, None)
-            for x, operand, op in ((p.a, "A", ops[0]), (p.b, "B", ops[1]), (p.d, "D", "N")):
-                assert_is(x, row_of_table(scheme, operand, op, m, n, k, nranks), "F")
-            p.validate()
-
-
-@pytest.mark.parametrize(("scheme", "ops"), CASES)
-def test_the_table_in_c_order(scheme, ops, subtests):
-    """D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
-    for m, n, k, nranks in SIZES:
-        with subtests.test(m=m, n=n, k=k, nranks=nranks):
-            p = MAKERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C", dtype="float32")
-            assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops[::-1], None)
-            for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
-                assert_is(x, row_of_table(scheme, operand, op, n, m, k, nranks), "C")
+            mine = ops if order == "F" else ops[::-1]
+            p = MAKERS[scheme](m, n, k, nranks, *mine, order=order, dtype="float32")
+            assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, mine, None)
+            sizes, operands = ((m, n), (p.a, p.b)) if order == "F" else ((n, m), (p.b, p.a))
+            for x, operand, op in zip((*operands, p.d), "ABD", (*ops, "N"), strict=True):
+                assert_is(x, row_of_table(scheme, operand, op, *sizes, k, nranks), order)
             p.validate()
 
 
