@@ -30,22 +30,6 @@ def global_k(axis: Axis, inner: tuple[Stretches, ...]) -> dict[int, int]:
     return found
 
 
-def random_axis(rng: np.random.Generator, extent: int, nprocs: int | None = None) -> Axis:
-    nprocs = nprocs or int(rng.integers(1, 6))
-    block = int(rng.integers(1, 12))
-    return Axis(extent, block, int(rng.integers(nprocs)), nprocs, int(rng.integers(block)))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_both_operands_have_one_order_of_k(seed):
-    rng = np.random.default_rng(seed)
-    k = int(rng.integers(1, 200))
-    a, b = random_axis(rng, k), random_axis(rng, k)
-    of_a, of_b = (global_k(axis, inner) for axis, inner in zip((a, b), common_order(a, b), strict=True))
-    assert of_a == of_b
-    assert sorted(of_a) == sorted(of_a.values()) == list(range(k))
-
-
 def test_k_stays_as_it_is_where_one_operand_has_all_of_it_and_the_other_comes_in_few_runs():
     _, dealt = common_order(Axis(64, 64), Axis(64, 16, 0, 2))
     assert global_k(Axis(64, 16, 0, 2), dealt) == {i: i for i in range(64)}
