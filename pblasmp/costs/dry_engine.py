@@ -225,7 +225,7 @@ def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | 
 
 _PLENTY = 1 << 62
 _GOLDEN = 0.6180339887498949  # its multiples are dealt evenly between whole numbers
-_MOST_EXCHANGES = 1 << 13  # on a rank: each is planned and counted by itself
+MOST_EXCHANGES = 1 << 13  # on a rank: each is planned and counted by itself
 
 
 @dataclass(frozen=True)
@@ -349,9 +349,9 @@ class DryTransport(Transport):
             ArgumentError: there are too many of them to be counted one by one.
         """
         self._exchanges += 1
-        if self._exchanges > _MOST_EXCHANGES:
+        if self._exchanges > MOST_EXCHANGES:
             raise ArgumentError(
-                f"a problem of more than {_MOST_EXCHANGES // 2} panels is too large to be counted panel by panel"
+                f"a problem of more than {MOST_EXCHANGES // 2} panels is too large to be counted panel by panel"
             )
         return PlannedExchange(src, dst, dtype)
 

@@ -175,3 +175,4 @@ EIGENVALUES = LapackProduct, "_eigenvalues"
 RUN_AGAIN = Plan, "_run_with"
 STAGING_BUFFER = HostCopies, "_buffer"
 START = "_start"  # of a context's ``direct``
+RUNS = "_run", "_queued"  # of a plan: a run that may wait, one that only queues

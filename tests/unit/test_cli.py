@@ -251,7 +251,7 @@ def test_bad_input_is_one_line_and_status_2(pblasmp, monkeypatch, unchanged, lin
 
 
 def test_a_plan_of_too_many_panels_is_bad_input(pblasmp, monkeypatch):
-    monkeypatch.setattr("pblasmp.costs.dry_engine._MOST_EXCHANGES", 1)
+    monkeypatch.setattr("pblasmp.costs.dry_engine.MOST_EXCHANGES", 1)
     status, _, err = pblasmp(*["plan", "30000", "30000", "30000", "--machine", "dgx-h100", "--ranks", "16"])
     what = "a problem of more than 0 panels is too large to be counted panel by panel"
     assert (status, err) == (2, f"pblasmp: {what}\n")

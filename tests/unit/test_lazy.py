@@ -14,7 +14,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "right.py").write_text("found = 1")
-    (folder / "_private.py").touch()
+    (folder / "_beside_it.py").touch()
     (folder / "needy.py").write_text("import nothing_has_this_name")
     monkeypatch.syspath_prepend(str(tmp_path))
     return folder.name
@@ -24,7 +24,7 @@ def test_a_module_is_imported(package):
     assert submodule(package, "right").found == 1
 
 
-@pytest.mark.parametrize("name", ["other", "_private"])
+@pytest.mark.parametrize("name", ["other", "_beside_it"])
 def test_a_name_of_no_module(package, name):
     with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute '{name}'$"):
         submodule(package, name)

@@ -40,7 +40,7 @@ from tests.helpers.gpu.algorithms import (
 )
 from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.inside import votes
+from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
@@ -60,7 +60,7 @@ def played(
     """
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         if queued:
-            for name in ("_run", "_queued"):
+            for name in RUNS:
                 patch.setattr(plans.Plan, name, on_the_gpu(lib, getattr(plans.Plan, name)))
         with pb.Context(comm, engine="cublasmp") as ctx, small_panels(ctx, width):
             yield ctx, lib

@@ -68,7 +68,7 @@ class Messages:
 
     @property
     def expected(self):
-        return self.__dict__.setdefault("_expected", [])
+        return self.__dict__.setdefault("awaited", [])
 
     def _bytes(self, rank: int, n: int, number: int):
         return self.peers.array(
