@@ -28,7 +28,9 @@ def every_product(comm):
         for form, dtype, transposed, (t, n, k) in in_turn(*every, keep=7, first=comm.size):
             case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)
             alpha, beta, bias = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2)), bool(rng.integers(2))
-            how = {"alpha": alpha, "beta": beta} | ({"bias": case.local_bias} if bias else {})
+            activation = "relu" if case.out_dtype.kind != "c" and rng.integers(3) == 2 else None
+            how = {"alpha": alpha, "beta": beta, "activation": activation}
+            how |= {"bias": case.local_bias} if bias else {}
             if beta:
                 how["c"] = case.local_c.copy()
             given = pick(rng, ("new", "out", "c"))
@@ -37,12 +39,16 @@ def every_product(comm):
             elif given == "c" and beta:
                 how["out"] = how["c"]
             y = case(ctx, **how)
-            wrong = unlike(y, case.expected(alpha, beta, bias=bias))
+            expected = case.expected(alpha, beta, bias=bias)
+            wrong = unlike(y, np.maximum(expected, 0) if activation else expected)
             if "out" in how and y is not how["out"]:
                 wrong = "out is not what is returned"
             if beta and how["c"] is not how.get("out") and wrong is None:
                 wrong = unlike(how["c"], case.local_c)
-            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {given}", wrong
+            yield (
+                f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {activation} {given}",
+                wrong,
+            )
 
 
 def layouts(comm):
@@ -114,6 +120,7 @@ def misuse(comm):
             (["out: shape is (1, 3), expected"], (x, w), {"out": x[:1, :3].copy()}),
             (["out: is read-only"], (x, w), {"out": frozen}),
             (["bias: shape (5,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(5, np.float32)}),
+            (["bias: shape (3,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(6, np.float32)[::2]}),
             (["activation: expected None, 'relu' or 'gelu', got 'tanh'"], (x, w), {"activation": "tanh"}),
             (["activation: expected None"], (x, w), {"activation": np.array(["relu", "gelu"])}),
             (["alpha:", "complex"], (x, w), {"alpha": 1j}),
