@@ -262,6 +262,7 @@ def main() -> None:
     every = [each for each in every if f"{each.path}:{each.line}" in lines]
     rng, count = random.Random(given.seed), min(given.count, len(every))
     spread = [every[int((i + rng.random()) * len(every) / count)] for i in range(count)]  # evenly
+    rng.shuffle(spread)  # so that a run that is ended early has them spread, too
     found = run(spread, given.seconds, gone)
     if gone == ("",):
         RESULT.write_text(report(found))

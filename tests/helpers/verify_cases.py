@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 import pblasmp as pb
@@ -130,6 +132,8 @@ def wrong_in_other_ways(ctx, rng):
         ("ascending", x._replace(s=x.s[::-1])),
     ):
         yield case, None if not pb.verify(pb.linalg.lstsq, a, a[:, :2], found=found) else "not seen"
+    x, of = pb.linalg.lstsq(a, a[:, :2], 0.4), partial(pb.verify, pb.linalg.lstsq, a, a[:, :2])
+    yield "the rank by rcond", None if of(found=x, rcond=0.4) and not of(found=x, rcond=None) else f"{x.rank}"
     spoiled = a.copy()
     spoiled[3, 3] = np.nan
     yield (
