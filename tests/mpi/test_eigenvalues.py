@@ -300,6 +300,6 @@ def test_a_library_that_cannot_be_used(name, tmp_path, monkeypatch):
         ],
         "libscalapack.so": [f"{tmp_path}/libscalapack.so"],
         "libmkl_scalapack_lp64.so.2": ["has no BLACS for MPICH beside it", "pip install"],
-        "": ["no ScaLAPACK for MPICH was found", "pip install"],
+        "": [f"no ScaLAPACK at {tmp_path}, which PBLASMP_SCALAPACK_LIBRARY names"],
     }[name]
     run_mpi(foreign, 2, wrong=words)

@@ -135,7 +135,7 @@ def absent(comm, wrong):
     ("name", "words"),
     [
         (None, ["no ELPA at", "which PBLASMP_ELPA_LIBRARY names"]),
-        ("libelpa_onenode.so.19", ["no ELPA for MPICH was found", "set PBLASMP_ELPA_LIBRARY"]),
+        ("libelpa_onenode.so.19", ["no ELPA at", "which PBLASMP_ELPA_LIBRARY names"]),
         ("libelpa.so.19", ["is built for Open MPI", "built for MPICH"]),
     ],
 )

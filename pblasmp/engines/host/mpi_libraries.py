@@ -84,9 +84,10 @@ class MpiLibrary:
         named = os.environ.get(self.environment)
         if named:
             path = Path(named).absolute()
-            if not path.exists():
+            files = [*self._in(path)] if path.is_dir() else [path] * path.exists()
+            if not files:
                 raise LibraryNotFoundError(f"no {self.name} at {path}, which {self.environment} names")
-            yield from self._in(path) if path.is_dir() else [path]
+            yield from files
             return
         folders = [Path(sys.prefix, "lib")]
         if "MKLROOT" in os.environ:
