@@ -47,6 +47,10 @@ class Cells(Sequence[Cell]):
     def __init__(self, coords: Numbers, ranks: Numbers, nodes: Sequence[tuple[int, ...]] = ()) -> None:
         self.coords, self.nodes, self._given = coords, nodes, ranks
 
+    def moved(self, coords: Numbers, kept: NDArray[np.bool_]) -> Cells:
+        """Return the cells that are ``kept``, at other process coordinates."""
+        return Cells(coords[kept], self._given[kept], self.nodes)
+
     @property
     def owners(self) -> Numbers:
         """The owner of each cell."""

@@ -80,6 +80,7 @@ def counts_of(
     found, node = Counts.none(size), np.zeros(size, np.int64)
     for i, ranks in enumerate(nodes):
         node[list(ranks)] = i
+    moves = _narrowed(moves)
     (src, dst), limit = moves[0], message_elements(itemsize) if slots is not None else 1 << 62
     if not (src.cells and dst.cells):
         return found
@@ -124,6 +125,36 @@ def counts_of(
     for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
+
+
+def _narrowed(moves: Sequence[Move]) -> Sequence[Move]:
+    """Return moves between processes that own anything: of grids with more processes than blocks, the others go."""
+    narrow: list[list[Side]] = []
+    for sides in zip(*moves, strict=True):
+        cells = sides[0].cells
+        coords, kept = cells.coords.copy(), np.ones(len(cells), bool)
+        axes = []
+        for k, of_sides in enumerate(([side.rows for side in sides], [side.cols for side in sides])):
+            first, nprocs = of_sides[0].source, of_sides[0].nprocs
+            apart = [(axis.source - first) % nprocs for axis in of_sides]
+            blocks = [-(-(axis.lead + axis.extent) // axis.block) for axis in of_sides]
+            width = max(1, *(start + count for start, count in zip(apart, blocks, strict=True)))
+            if width < nprocs:  # in no move does a process own more than one block
+                coords[:, k] = (coords[:, k] - first) % nprocs
+                kept &= coords[:, k] < width
+                of_sides = [
+                    replace(axis, source=start, nprocs=width)
+                    for axis, start in zip(of_sides, apart, strict=True)
+                ]
+            axes.append(of_sides)
+        cells = cells.moved(coords, kept)
+        narrow.append(
+            [
+                replace(side, rows=rows, cols=cols, cells=cells)
+                for side, rows, cols in zip(sides, *axes, strict=True)
+            ]
+        )
+    return [*zip(*narrow, strict=True)]
 
 
 def _shared(

@@ -113,6 +113,27 @@ def test_work_does_not_grow_with_the_ranks_of_a_node(per_node, monkeypatch):
     assert len(asked) <= 20 * 4096 // (per_node or 4096)
 
 
+def test_fewer_blocks_than_processes():
+    """Bands of layouts that few processes have a part of, as by pairs; and 65,536 processes take little memory."""
+    rng = np.random.default_rng(6)
+    nodes = [(rank,) for rank in range(12)]
+    for _ in range(draws(40, long=200)):
+        shape = tuple(int(x) for x in rng.integers(3, 9, 2))
+        src, dst = (Side.of(layout(rng, shape, 12)) for _ in range(2))
+        bands = [(start, start + int(rng.integers(1, 3))) for start in rng.integers(shape[0] - 1, size=3)]
+        moves = [(src.band(*band), dst.band(*band)) for band in bands]
+        expected = Counts.none(12)
+        for move in moves:
+            expected.add(by_pairs(*move, np.arange(12), 1 << 62))
+        assert same(counts_of(moves, 1, 12, nodes, 4), expected), (src, dst, bands)
+    src, dst = (Side.of(pb.MatrixDescriptor((100, 100), block, "1x65536")) for block in (8, 7))
+    tracemalloc.start()
+    moved = counts_of([(src, dst)], 8, 65536, [(rank,) for rank in range(65536)], None)
+    assert tracemalloc.get_traced_memory()[1] < 2**28
+    tracemalloc.stop()
+    assert moved.sent.sum() == moved.received.sum() > 0
+
+
 def test_a_million_rows():
     """As many bytes arrive as the slabs of op(A) and op(B) have beyond each rank's own parts, in little memory."""
     n, side, item = 10**6, draws(128, long=256), 8
