@@ -300,10 +300,11 @@ def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
         a.local.fill(value)
         return a.redistribute(elsewhere).local
 
-    def sided(value: float, call: Callable[..., Any], solves: bool) -> Array:
+    def sided(value: float, algo: str, routine: Callable[..., Any]) -> Array:
+        solves = routine is trsm
         xp.multiply(unit.local, value, out=a.local)
         b.local.fill(value * value if solves else value)
-        found = call(a, b).local
+        found = routine(a, b, algo=algo).local
         return found if solves else found / value
 
     def update(value: float, algo: str) -> Array:
@@ -316,21 +317,17 @@ def _matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
         b.local.fill(value / 2)
         return geadd(a, b, op_a="T", alpha=0.5, beta=1, algo=algo).local
 
-    makers: dict[str, tuple[Any, Callable[[str], Callable[[float], Array]]]] = {
-        "matmul": (MatmulProblem(of, of, of), lambda algo: partial(product, algo=algo)),
-        "syrk": (Level3Problem("syrk", of, of), lambda algo: partial(update, algo=algo)),
-        "geadd": (Level3Problem("geadd", of, of, c=of, op_a="T"), lambda algo: partial(total, algo=algo)),
-    } | {
-        routine.__name__: (
-            Level3Problem(routine.__name__, of, of, b=of),
-            partial(_sided_by, sided, routine),
-        )
-        for routine in (symm, trmm, trsm)
-    }
-    for name, (problem, made) in makers.items():
-        names = [algo for algo, verdict in algorithms(problem, ctx).items() if verdict]
-        for algo in ("auto", *names):
-            yield Trial(f"{name}, order {n}, {algo}", made(algo), 1e-4)
+    calls: list[tuple[str, Any, Callable[..., Array]]] = [
+        ("matmul", MatmulProblem(of, of, of), product),
+        ("syrk", Level3Problem("syrk", of, of), update),
+        ("geadd", Level3Problem("geadd", of, of, c=of, op_a="T"), total),
+    ]
+    for routine in (symm, trmm, trsm):
+        name = routine.__name__
+        calls.append((name, Level3Problem(name, of, of, b=of), partial(sided, routine=routine)))
+    for name, problem, call in calls:
+        for algo in _names(problem, ctx):
+            yield Trial(f"{name}, order {n}, {algo}", partial(call, algo=algo), 1e-4)
     yield Trial(f"redistribute, order {n}", move)
     yield from _eight_bit_matrix_trials(ctx, n)
 
@@ -356,12 +353,6 @@ def _eight_bit_matrix_trials(ctx: Context, n: int) -> Iterator[Trial]:
         return
     for algo in names:
         yield Trial(f"matmul of 8 bits, order {n}, {algo}", partial(run, algo=algo), 2**-7)
-
-
-def _sided_by(
-    sided: Callable[..., Array], routine: Callable[..., Any], algo: str
-) -> Callable[[float], Array]:
-    return partial(sided, call=partial(routine, algo=algo), solves=routine is trsm)
 
 
 def _factor_trials(ctx: Context, n: int) -> Iterator[Trial]:
@@ -416,9 +407,9 @@ def _spectral_trials(ctx: Context, n: int) -> Iterator[Trial]:
             yield Trial(f"{call.__name__}, order {n}, {algo}", run, 1e-6)
 
 
-def _names(function: Callable[..., Any], *operands: Any, **how: Any) -> list[str]:
-    """Return the names by which a function computes these. Collective over the context."""
-    return ["auto", *(name for name, verdict in algorithms(function, *operands, **how).items() if verdict)]
+def _names(what: Any, *operands: Any, **how: Any) -> list[str]:
+    """Return the names by which a function computes these, or a problem is computed. Collective over the context."""
+    return ["auto", *(name for name, verdict in algorithms(what, *operands, **how).items() if verdict)]
 
 
 def _ratio(xp: Any, found: Array, right: Array, value: float) -> Array:
