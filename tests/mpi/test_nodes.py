@@ -16,8 +16,7 @@ from pblasmp import _core
 from pblasmp.cli.reports import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
 from pblasmp.comm.mpi_communicator import MpiCommunicator
-from tests.helpers import factor_cases, inside
-from tests.helpers.calls import called, legal_options, of_level_1
+from tests.helpers import inside
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -37,6 +36,7 @@ def seen(ctx, comm):
 
 
 def everything(comm, nodes, folder):
+    """What the random calls between nodes, in test_calls.py, have not."""
     rng = np.random.default_rng(68)
     with pb.Context(comm, engine="host") as ctx:
         found, together = seen(ctx, comm)
@@ -53,21 +53,6 @@ def everything(comm, nodes, folder):
         yield "file", misplaced(ctx.load(f"{folder}/a.npy", block=(4, 4)), whole)
         for algo in ("gathered", "shared", "panels", "stationary"):
             yield algo, misplaced(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T)
-
-        for routine, flags in (
-            ("syrk", {"uplo": "U", "op_a": "T"}),
-            ("trsm", {"side": "R", "uplo": "L", "op_a": "N", "diag": "N"}),
-            ("trmm", {"side": "L", "uplo": "U", "op_a": "T", "diag": "U"}),
-            ("symm", {"side": "R", "uplo": "L"}),
-        ):
-            yield routine, called(ctx, rng, routine, flags, "float64", sizes=(70, 45, 33))
-        yield from of_level_1(ctx, rng, "complex128", 50)
-        for routine in ("gemv", "ger", "trsv"):
-            options = legal_options(routine)[-1]
-            yield routine, called(ctx, rng, routine, options, "float64", sizes=(41, 33))
-        with factor_cases.panels_of(ctx, 5):
-            for case in (factor_cases.cholesky_case, factor_cases.lu_case, factor_cases.qr_case):
-                yield case(ctx, rng, "float64")
 
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 13, 9, 11)
