@@ -227,6 +227,10 @@ def algorithms(
         plan, whose ``report()`` says the same; tune.
     """
     if isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem, FactorProblem)):
+        try:
+            inspect.signature(_of_problem).bind(problem, *args, **kwargs)
+        except TypeError as error:
+            refuse("algorithms", ArgumentTypeError(f"algorithms: {error}"), *args, *kwargs.values())
         return _of_problem(problem, *args, **kwargs)
     call = _call("algorithms", problem, args, kwargs)
     with reading(call, "algorithms"):

@@ -18,7 +18,7 @@ from ..layout.grid import integer
 from ..layout.schemes import Form
 from ..problems.files import load_model
 from .machines import Machine, load_machine
-from .predict import Prediction, predict, time_of_move, time_text
+from .predict import MOST_RANKS, Prediction, planned_ranks, predict, time_of_move, time_text
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -32,7 +32,6 @@ _BLOCKS = (64, 128, 256, 512, 1024)
 _ENOUGH = 1.03  # an imbalance that a smaller block need not improve
 _HOST = ("shared", "gathered", "panels")
 _IN_PANELS = 4  # grids
-_LARGEST = 1 << 20  # ranks that are tried
 _LONG, _OF_LONG = 1 << 20, 3  # a longer k has many panels, each of which is counted: so many grids are tried
 
 
@@ -155,7 +154,7 @@ def advise(
     """
     if machine is None:
         raise ArgumentTypeError("machine: expected a machine's name or a file, got nothing")
-    ranks, where = integer(ranks, "ranks", 1, ArgumentError), load_machine(machine)
+    ranks, where = planned_ranks(ranks, "ranks"), load_machine(machine)
     what = _what(m, n, k, dtype, order)
     choices = sorted(
         what.choices(ranks, where), key=lambda each: (not each.prediction.fits, each.prediction.seconds)
@@ -297,7 +296,7 @@ def _block(m: int, n: int, k: int, grid: Grid) -> int:
 
 def _least_ranks(what: _AnyProduct | _AnyFactorization, ranks: int, machine: Machine) -> int:
     """Return the fewest ranks that hold everything, of powers of two; 0 if the machine has no such number."""
-    most = _LARGEST if machine.network is not None else machine.ranks_per_node
+    most = MOST_RANKS if machine.network is not None else machine.ranks_per_node
     algorithm = "panels" if isinstance(what, _AnyProduct) else "auto"
     count = 1 << ranks.bit_length()
     while count <= most:

@@ -33,7 +33,7 @@ from ..layout.intersection import strided
 from ..layout.pieces import LocalPart, Trapezoid
 from ..layout.value import Shapes
 
-_MOST_BYTES = 1 << 60
+MOST_BYTES = 1 << 60
 
 
 class Ghost:
@@ -214,7 +214,7 @@ def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | 
     lengths = list(shape if order == "C" else shape[::-1])
     if ld is not None:
         lengths[-1] = ld
-    if dtype.itemsize * math.prod(lengths) > _MOST_BYTES:
+    if dtype.itemsize * math.prod(lengths) > MOST_BYTES:
         extents = " × ".join(map(str, shape))
         raise ArgumentError(
             f"an array of {extents} {dtype.name} is too large: expected at most 2^60 bytes on a rank"

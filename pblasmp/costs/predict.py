@@ -19,7 +19,7 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
 from ..layout.value import Kernel, Shapes, Traffic, bytes_text
 from .counts import Counts
-from .dry_engine import FLOPS, Ranks
+from .dry_engine import FLOPS, MOST_BYTES, Ranks
 from .machines import Machine, NodeOf, load_machine
 from .traffic import counted_traffic, move_traffic, operands_bytes, size_of, traffic
 
@@ -34,6 +34,7 @@ _BESIDE = 1.6  # times as long a panel takes a GPU beside products, which leave 
 _TRIANGLES = (
     1.6  # times as long as products solves and panels take for their operations, besides their columns
 )
+MOST_RANKS = 2**20
 _RUN = 4  # ranks of a factorization are counted, at most; the others are taken to do as these
 _PARTS = 4  # in which GPUs of a node push operands
 _BEYOND = 2  # products of matrices so many times as large as measured ones are extrapolated
@@ -157,7 +158,7 @@ def predict(
             f"problem: expected one of {kinds}, got {short_repr(problem)}; advise takes names and sizes, and "
             "FactorProblem.of makes a factorization by name"
         )
-    size = size_of(problem) if nranks is None else integer(nranks, "nranks", 1, ArgumentError)
+    size = planned_ranks(size_of(problem) if nranks is None else nranks, "nranks")
     per_node = min(size, where.ranks_per_node)
     if size > per_node and where.network is None:
         raise ArgumentError(
@@ -165,6 +166,8 @@ def predict(
         )
     if isinstance(problem, FactorProblem) and not problem.faults():
         held = operands_bytes(problem)
+        if held > MOST_BYTES:
+            raise ArgumentError(f"a {problem} is too large: expected at most 2^60 bytes on a rank")
         if held > where.memory_bytes:
             return _too_large(where, problem, size, per_node, held)
     pushed = where.engine == "gpu" and isinstance(problem, MatmulProblem) and size == per_node
@@ -176,6 +179,14 @@ def predict(
     if pushed and counts.algorithm == "gathered":  # GPUs of a node push what is gathered here
         counts = replace(counts, algorithm="push", path="push")
     return _timed(where, counts, kind_of(problem))
+
+
+def planned_ranks(value: object, name: str) -> int:
+    """Return a number of ranks, each of which is looked at, or raise ArgumentError. Local."""
+    ranks = integer(value, name, 1, ArgumentError)
+    if ranks > MOST_RANKS:
+        raise ArgumentError(f"{name}: planning is for up to {MOST_RANKS} ranks, got {short_repr(ranks)}")
+    return ranks
 
 
 def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: int, held: int) -> Prediction:

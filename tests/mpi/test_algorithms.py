@@ -126,6 +126,9 @@ def every_plan(comm):
             ):
                 words = [f"{begins}{name}: missing a required argument: '{missing}'"]
                 refuses(ctx, TypeError, words, function, name, *args)
+        problem = pb.MatmulProblem.gemm(4, 4, 4, "1x1", 2)
+        words = ["algorithms: missing a required argument: 'ctx'"]
+        refuses(ctx, pb.ArgumentError, words, pb.algorithms, problem, *[ctx] * (ctx.rank < last))
 
 
 def by_name(comm):

@@ -240,6 +240,12 @@ def test_advice_on_factorizations(capsys, monkeypatch):
         "machine: expected a machine's name": lambda: pb.advise("lu", 8, ranks=1),
         "ranks: ": lambda: pb.advise("lu", 8, machine=cluster),
         "k: expected an integer": lambda: pb.advise(8, 8, ranks=1, machine=cluster),
+        "ranks: planning is for up to 1048576 ranks, got 2": lambda: pb.advise(
+            "lu", 8, ranks=2**31, machine=cluster
+        ),
+        "is too large: expected at most 2.60 bytes": lambda: pb.advise(
+            "lu", 10**18, ranks=2, machine=cluster
+        ),
     }.items():
         with pytest.raises(pb.ArgumentError, match=words):
             call()
