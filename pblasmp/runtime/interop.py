@@ -271,7 +271,7 @@ def fold(array: Any, name: str) -> Any:
     Raises:
         ArgumentError: that would take a copy, or rows are not contiguous.
     """
-    if not in_c_order(array):
+    if not array.ndim or not in_c_order(array):
         raise ArgumentError(
             f"{name}: shape {tuple(array.shape)} with strides of {tuple(array.strides)} bytes, expected C order: "
             "contiguous rows at equal distances"

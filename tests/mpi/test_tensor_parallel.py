@@ -127,6 +127,8 @@ def misuse(comm):
             (["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
             (["algo: expected a string, got ['auto']"], (x, w), {"algo": ["auto"]}),
             (["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
+            (["return_gathered: expected True or False, got array("], (x, w), {"return_gathered": np.ones(2)}),
+            (["out: shape ()"], (x, w), {"out": np.array(2, x.dtype)}),
             (["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
             refuses(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
