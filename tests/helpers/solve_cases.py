@@ -183,7 +183,7 @@ def ranks_at_the_ends(ctx, rng):
     if ctx.engine.name != "host":
         return
     large = ctx.zeros((2010, 2001), block=300)
-    words = ["scalapack: no ScaLAPACK", "pblasmp[scalapack]", "up to 2000 rows and columns"]
+    words = ["scalapack: no ScaLAPACK at", "PBLASMP_SCALAPACK_LIBRARY", "up to 2000 rows and columns"]
     refuses(ctx, pb.UnsupportedError, words, la.svdvals, large)
 
 
