@@ -100,7 +100,7 @@ def test_why_there_is_no_core(elsewhere, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("HEAD", objects.HEAD + 8), ("ARRAY", struct.Struct("@iPPPPPi")), ("DTYPE", struct.Struct("@cPcc"))],
+    [("HEAD", objects.HEAD + 8), ("ARRAY", struct.Struct("@8xPiPPPPi")), ("DTYPE", struct.Struct("@cPcc"))],
 )
 def test_where_objects_have_their_fields_elsewhere_there_is_no_core(monkeypatch, name, value):
     monkeypatch.setattr(objects, name, value)
