@@ -37,15 +37,9 @@ class Arguments(ctypes.Structure):
 
 
 _FUNCTIONS = (
-    *("PyTuple_GetItem", "PyLong_AsLongLongAndOverflow", "PyFloat_AsDouble", "PyComplex_RealAsDouble"),
-    *(
-        "PyComplex_ImagAsDouble",
-        "PyUnicode_AsUTF8AndSize",
-        "PyErr_Clear",
-        "PyEval_SaveThread",
-        "PyEval_RestoreThread",
-    ),
-)
+    "PyTuple_GetItem", "PyLong_AsLongLongAndOverflow", "PyFloat_AsDouble", "PyComplex_RealAsDouble",
+    "PyComplex_ImagAsDouble", "PyUnicode_AsUTF8AndSize", "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread",
+)  # fmt: skip
 HEAD = object.__basicsize__
 
 

@@ -30,11 +30,8 @@ YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core
 NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
 
-_MOMENT, _LONG_MOMENT = (
-    40_000,
-    200_000,
-)  # nanoseconds that a vote keeps the core, on one node and between nodes
-_MOMENT_OF_GPUS = 1_000_000
+# Nanoseconds that a vote keeps the core: on one node, between nodes, and of ranks that only feed GPUs.
+_MOMENT, _LONG_MOMENT, _MOMENT_OF_GPUS = 40_000, 200_000, 1_000_000
 
 LINE = 8  # integers: a cache line for each rank
 _LOOK_SECONDS = 0.05  # between two checks that the other processes still run

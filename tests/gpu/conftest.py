@@ -56,7 +56,7 @@ def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
         pytest.skip(f"{name} is for {kinds[0].ranks} ranks")
 
 
-REFUSED = {  # setting of the run: the reasons for which an algorithm asked for by name is refused there
+REFUSED = {  # by environment variable: why an algorithm that is asked for by name may be refused
     "NCCL_HOSTID": ("NCCL has no window", "GPUs of one NVLink domain"),
     "NCCL_MULTI_RANK_GPU_ENABLE": ("ranks share a GPU",),
 }

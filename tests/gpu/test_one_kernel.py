@@ -139,9 +139,8 @@ def test_wide_tiles(ctx, monkeypatch, form, width, types):
     """The rule takes them for larger products. Of 8-bit results, 16 columns are as few as TMA stores at once."""
     monkeypatch.setattr(kernels, "WIDTHS", (width,))
     monkeypatch.setattr(algorithms, "way_of_parts", lambda *_, **__: "sent")
-    product = Product(
-        ctx, form, (393, 3 * width + 16, 272), *types
-    )  # sizes of its own: tilings are remembered
+    # No other test has these sizes: tilings are remembered.
+    product = Product(ctx, form, (393, 3 * width + 16, 272), *types)
     for _ in range(2):
         product.check(product())
 
