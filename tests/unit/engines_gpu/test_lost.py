@@ -100,11 +100,11 @@ def lost_gpus(comm: Any, path: str) -> Any:
             else:
                 yield name, wrong(error, pb.ClosedError, "rank 1 left", "StatusError", LOST)
             yield f"{name}: afterwards", wrong(again, pb.ClosedError, LOST)
-            # A thread may free windows meanwhile, as Windows.let_go says: NCCL's abort ends this GPU's work.
-            events = lib.gpu.events[began:]
-            released = [
-                each for each in events if each[0].endswith("released") and each[0] != "window released"
-            ]
+            released = [event for event in lib.gpu.events[began:] if event[0].endswith("released")]
+            if (
+                wait is run
+            ):  # a thread may free its windows, as Windows.let_go says: NCCL's abort ends the run
+                released = [event for event in released if event[0] != "window released"]
             yield f"{name}: what peers may still use is kept", f"{released}" if released else None
             if comm.rank == 0:  # what waits in NCCL ends
                 deadline = time.monotonic() + 5
