@@ -135,6 +135,7 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
             return False
         call.number = ctx.calls.remember(signature, call.remembered())
+        ctx.calls.remember(call.kin(), known)  # so that it outlasts what is derived from it
         run = partial(product.run, operands)
         if plan is not None:
             call.ran_by = plan

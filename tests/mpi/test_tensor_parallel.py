@@ -463,6 +463,13 @@ def other_tokens(comm):
             total = many * (p - 1) + few
             case = Case(rng, comm, "allgather_matmul", "float32", total, *sizes, split=split)
             yield f"{many} tokens, {few} on the last rank", unlike(case(ctx), case.expected())
+        x, w = np.ones((600, 2), np.float32), np.ones((1, 2), np.float32)
+        pb.matmul_allreduce(x, w, ctx)
+        before = inside.votes(ctx)
+        for tokens in range(599, 39, -1):  # more than are remembered
+            pb.matmul_allreduce(x[:tokens], w, ctx)
+        count = inside.votes(ctx) - before
+        yield "many numbers of tokens", None if p == 1 or count == 560 else f"{count} votes"
 
 
 @pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(3)])
