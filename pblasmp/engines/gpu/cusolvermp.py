@@ -225,10 +225,10 @@ class CusolvermpProduct(SpectralProduct):
             )
             shared = ctypes.addressof(job), FillMode.LOWER, n, *of_a, values.data.ptr, *of_v
             info = library.call("Syevd", dtype, shared)
-        found: NDArray[Any] = self._engine.transport.comm.bcast(cupy.asnumpy(values), 0)
+        found = self._told(values)
         order = np.argsort(found, kind="stable")  # equal ones come in any order
-        if z is not None and (np.diff(order) != 1).any():
-            self._sort(z, order)
+        if z is not None:
+            self._sort(work, z, order)
         first, last = self._problem.subset or (0, n - 1)
         return info, found[order[first : last + 1]], first
 
@@ -237,32 +237,48 @@ class CusolvermpProduct(SpectralProduct):
         (m, n), least = work.shape, min(work.shape)
         values = cupy.zeros(least, np.dtype(work.dtype.char.lower()))
         jobs = [EigMode.NOVECTOR if each is None else EigMode.VECTOR for each in (u, vh)]
+        left, right = (replace(work, shape=shape) for shape in ((m, least), (least, n)))
         with ExitStack() as closing:
             of_a, of_u, of_vh = (
-                (library.address(x, number), 1, 1, library.descriptor(replace(work, shape=shape), x, closing))
+                (library.address(x, number), 1, 1, library.descriptor(layout, x, closing))
                 if x is not None
                 else (None, 1, 1, None)
-                for number, (x, shape) in enumerate(((a, (m, n)), (u, (m, least)), (vh, (least, n))))
+                for number, (x, layout) in enumerate(((a, work), (u, left), (vh, right)))
             )
             shared = (None, *jobs, m, n, *of_a, values.data.ptr, *of_u, *of_vh)
             info = library.call("Gesvd", work.dtype, shared)
-        return info, cupy.asnumpy(values)
+        found = self._told(values)
+        order = np.argsort(-found, kind="stable")  # its documentation promises no order
+        if u is not None:
+            self._sort(left, u, order)
+        if vh is not None:
+            self._sort(right.T, vh.T, order)
+        return info, found[order]
 
-    def _sort(self, vectors: Array, order: NDArray[np.int64]) -> None:
-        """Put column ``order[j]`` of the eigenvectors into column j. Collective.
+    def _told(self, values: Array) -> NDArray[Any]:
+        """Return what the first rank has found, on the host. Collective."""
+        found: NDArray[Any] = self._engine.transport.comm.bcast(self._engine.xp.asnumpy(values), 0)
+        return found
+
+    def _sort(self, work: MatrixDescriptor, vectors: Array, order: NDArray[np.int64]) -> None:
+        """Put column ``order[j]`` of a matrix of vectors into column j. Collective.
 
         The columns that change their place are packed, and exchanged by way of whole rows: few of a large matrix do.
         """
-        engine, work, n = self._engine, self._a, len(order)
+        if (np.diff(order) == 1).all():
+            return
+        engine, n = self._engine, len(order)
         columns = [work.cols.globals(part) for part in range(work.grid.npcol)]
         moving = [each[order[each] != each] for each in columns]
         width = max(map(len, moving))
         place = np.zeros(n, np.int64)  # of a column that moves, among those packed
         for part, each in enumerate(moving):
             place[each] = part * width + np.arange(len(each))
-        packed = replace(work, shape=(n, len(moving) * width), block=(work.block[0], width), ld=None)
+        packed = replace(
+            work, shape=(work.shape[0], len(moving) * width), block=(work.block[0], width), ld=None
+        )
         size = work.grid.size
-        rows = replace(packed, block=(-(-n // size), packed.shape[1]), grid=Grid(size, 1))
+        rows = replace(packed, block=(-(-work.shape[0] // size), packed.shape[1]), grid=Grid(size, 1))
         few, whole = new_part(engine, packed).T, new_part(engine, rows).T
         part = work.grid.coords(engine.transport.rank)[1]
         here, mine = np.searchsorted(columns[part], moving[part]), few[: len(moving[part])]
