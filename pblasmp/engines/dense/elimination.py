@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ...comm import largest_size
 from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 from .factor_panels import FactorPanels, Mover, Workbench, real_diagonal
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import sides_of

@@ -26,7 +26,8 @@ from ...comm.shared_memory import Progress, aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, set_diagonal, window_of
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 from ..request import LocalArray
 from .panel_shape import PanelShape, are_split, is_shared
 from .reflector import Reflector

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...layout import Grid, MatrixDescriptor
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 
 _WIDE = 512  # columns: updates with such panels are nearly as fast as with wider ones
 ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work

@@ -20,7 +20,8 @@ from ..local.extremes import (
     rank_tolerance,
     scaling,
 )
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 from .elimination import right_looking
 from .factor_panels import (
     FactorPanels,

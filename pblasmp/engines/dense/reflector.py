@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..arrays import set_diagonal
-from ..protocol import Operations
+from ..operations import Operations
 
 Array = Any
 

@@ -23,8 +23,9 @@ from ..composite import QueuedProduct
 from ..local.slab_terms import THIN, triangle_of
 from ..method import type_refusal
 from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
-from ..protocol import Engine, Method, Transfer
+from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
+from ..transport import Transfer
 
 _EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
 

@@ -21,7 +21,9 @@ import numpy as np
 from ...layout.axis import Axis
 from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
-from ..protocol import Engine, Operations, Transfer
+from ..operations import Operations
+from ..protocol import Engine
+from ..transport import Transfer
 from .factor_panels import OwnPanels
 from .reflector import Reflector
 

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...layout import MatrixDescriptor
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 from .factor_panels import FactorPanels, Mover, Workbench
 from .panel_shape import are_few, shape_beside, shape_of, shape_of_inverse
 from .split_panels import SplitPanels

@@ -13,7 +13,7 @@ import numpy as np
 from ...comm import Agreement, CellArrays, Exchange, Side
 from ...dtypes import is_float8
 from ...layout.intersection import Piece, both_views
-from ..protocol import SHARE, Transfer, Transport
+from ..transport import SHARE, Transfer, Transport
 from .gpu_operations import GpuOperations
 from .kernels.views import View, moves, transposing_moves
 from .peers.inbox import Inbox

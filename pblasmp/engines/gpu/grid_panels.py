@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from ..dense.factor_panels import OwnPanels
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 from .peers.inbox import Deliveries
 from .session import session_of
 

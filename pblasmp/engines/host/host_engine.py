@@ -34,8 +34,10 @@ from .. import dense
 from ..arrays import overlap
 from ..composite import ExchangeMove
 from ..direct import Direct, alias
-from ..protocol import Engine, Method, Operations, Traits, Transport
+from ..operations import Operations
+from ..protocol import Engine, Method, Traits
 from ..tensor import algorithms
+from ..transport import Transport
 from . import blas, spectral_libraries
 from .blas import ThreadLimit
 from .direct import FIRST_SLABS, HostDirect

@@ -15,8 +15,8 @@ from ...layout.intersection import copy_all
 from ...layout.pieces import LocalPart
 from ..dense.split_panels import SplitPanels, exchanged_rows
 from ..local.extremes import scale_by_power
+from ..operations import Operations
 from ..product import Workspace
-from ..protocol import Operations
 from . import blas
 from .host_transport import Buffers
 

@@ -25,7 +25,8 @@ from ...layout.caches import Hashed
 from ...layout.pieces import LocalPart, Rectangle, even_runs, pieces
 from ..arrays import scale
 from ..moving.panels import Needs, Operand, needs
-from ..protocol import Engine, Operations
+from ..operations import Operations
+from ..protocol import Engine
 
 THIN = 16
 """A matrix with so many times as many columns as what it is multiplied by: reading it takes the time, and queueing."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..protocol import Engine, Transfer
+from ..protocol import Engine
+from ..transport import Transfer
 
 Array = Any
 

@@ -16,8 +16,9 @@ from typing import Any
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ..method import library_refusal, travel_refusal
-from ..protocol import Engine, Transfer
+from ..protocol import Engine
 from ..request import Operands, Options
+from ..transport import Transfer
 from .tensor_product import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 
 Array = Any
