@@ -31,7 +31,8 @@ from .tensor_parallel.call import check_context
 from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
-    from .runtime.plans import Plan, UserCall
+    from .runtime.plans import Plan
+    from .runtime.user_call import UserCall
 
 _FORMER_NAMES = {"lu": "lu_factor"}  # as plain strings, which have no module
 _VECTORS = [name for name, row in VECTOR_ROUTINES.items() if row.twin]

@@ -36,8 +36,8 @@ from ..logs import logger
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.handle import Handle
 from ..runtime.planned import run
-from ..runtime.plans import UserCall
 from ..runtime.reading import check_operands, check_writable, comparable, context_of, glance
+from ..runtime.user_call import UserCall
 
 Matrix = DistributedMatrix
 Pivots = NDArray[np.int64]

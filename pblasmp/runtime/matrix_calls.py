@@ -20,8 +20,8 @@ from ..layout.level3_problem import with_c_like_d
 from ..layout.routines import GEMM, ROUTINES, Routine
 from .handle import Handle
 from .planned import run
-from .plans import UserCall
 from .reading import check_operands, check_overlap, check_writable, comparable, context_of, glance, number
+from .user_call import UserCall
 
 Matrices = dict[str, Handle | None]
 _OF_PRODUCTS = ("scheme", "epilogue", "scales")

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ..comm import vote_on
 from ..engines.method import Taken
 from ..engines.product import Product
 from ..logs import logger
-from .plans import Plan, UserCall
-
-Result = TypeVar("Result")
+from .plans import Plan
+from .user_call import Result, UserCall
 
 
 def run(call: UserCall[Result], *, voted: bool = False) -> Result:

@@ -32,9 +32,9 @@ from ..runtime.interop import (
     view_like,
 )
 from ..runtime.planned import run
-from ..runtime.plans import UserCall
 from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
+from ..runtime.user_call import UserCall
 from .array_facts import (
     SIZES,
     ArrayFacts,
