@@ -29,19 +29,12 @@ from torch.nn.functional import ScalingType, scaled_mm
 from ..context import Context
 from ..epilogue import Scales
 from ..errors import short_repr
+from .forms import FORMS, own, shape_of_product
 from .meshes import reduce
-from .operators import (
-    FORMS,
-    Again,
-    Gradients,
-    as_rows,
-    beside,
-    once,
-    operator,
-    own,
-    shape_of_product,
-)
+from .operators import Again
+from .registry import Gradients, once, operator
 from .scaling import GRADIENT, DelayedScaling, units_of
+from .weight_gradients import as_rows, beside
 
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -18,8 +18,11 @@ from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
 from ..tensor_parallel.call import check_context
 from . import operators
 from .float8 import fault_of_scales, scaled_product
+from .forms import FORMS, fault_of_algorithms, refuse_transforms
 from .meshes import local, on_mesh, part_of
+from .registry import is_eager
 from .scaling import DelayedScaling
+from .weight_gradients import adding_to
 
 
 def allgather_matmul(
@@ -178,7 +181,7 @@ def multiply(
             found: Tensor = operators.apply(x, w, bias, asked, mains)
             return found
         return asked.forward(x, part_of(w), None if bias is None else part_of(bias))[0]
-    kind = operators.FORMS[form]
+    kind = FORMS[form]
     _check(form, x, w, ctx, bias, scales, algo, backward_algo)
     needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
     by_rule, total, gathered = kind.gathers == "y", None, {"x": x, "y": w}.get(kind.gathers)
@@ -190,7 +193,7 @@ def multiply(
         by_rule = by_rule or needs_x or total is not None
     keep = needs_w and kind.gathers == "x"
     part = local(x)
-    if scales is None and operators.is_eager(part, w, bias):
+    if scales is None and is_eager(part, w, bias):
         needs_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         needs = needs_x or needs_w or needs_bias
         asked = operators.Multiplication(form, ctx, keep, by_rule, total, algo, backward_algo)
@@ -203,7 +206,7 @@ def multiply(
                 ctx.parallel_calls.clear()
             ctx.parallel_calls[key] = asked, needs
     else:
-        operands = part, operators.adding_to(mains, local(w)), None if bias is None else local(bias)
+        operands = part, adding_to(mains, local(w)), None if bias is None else local(bias)
         if scales is not None:
             y = scaled_product(form, *operands, ctx, scales, keep, by_rule, total, algo, backward_algo)
         else:
@@ -232,7 +235,7 @@ def _key(
 
     None for others, and for those that may be wrong.
     """
-    if scales is not None or not operators.is_eager(x, w, bias):
+    if scales is not None or not is_eager(x, w, bias):
         return None
     if type(x) in (DTensor, type(None)) or type(algo) is not str or type(backward_algo) is not str:
         return None
@@ -284,10 +287,8 @@ def _check(
     check_context(ctx, "pblasmp.torch")
     if not torch.compiler.is_compiling():
         ctx.check_open()
-        operators.refuse_transforms("pblasmp.torch")
-    error = _error(form, x, w, ctx, bias, scales) or operators.fault_of_algorithms(
-        form, ctx, algo, backward_algo
-    )
+        refuse_transforms("pblasmp.torch")
+    error = _error(form, x, w, ctx, bias, scales) or fault_of_algorithms(form, ctx, algo, backward_algo)
     if error is not None:
         alone = form == "matmul_local" and scales is None
         with nullcontext() if alone else ctx.agreement("pblasmp.torch"):
@@ -298,7 +299,7 @@ def _error(
     form: str, x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None, scales: object
 ) -> PblasmpError | None:
     """Return an error unless these are operands of a product. Local."""
-    split = operators.FORMS[form]
+    split = FORMS[form]
     for name, value in (("x", x), ("w", w), *([] if bias is None else [("bias", bias)])):
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             found = f"one that is {value.layout}" if isinstance(value, Tensor) else type(value).__name__

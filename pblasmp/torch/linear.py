@@ -18,7 +18,8 @@ from ..epilogue import Scales
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout.grid import integer
 from ..tensor_parallel import shard
-from . import functions, operators
+from . import functions
+from .forms import fault_of_algorithms
 from .meshes import device_type, local
 from .parameters import ParallelModule, agreed
 from .scaling import DelayedScaling
@@ -69,7 +70,7 @@ class _ParallelLinear(ParallelModule):
                 )
             if gradient_accumulation_fusion and scales is not None:
                 raise ArgumentError("gradient_accumulation_fusion: expected False with scales")
-            fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
+            fault = fault_of_algorithms(form, ctx, algo, backward_algo)
             if fault is not None:
                 raise fault
         shape = out_features, in_features

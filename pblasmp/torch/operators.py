@@ -1,17 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ARG001 - all parts of an operator have its arguments
-"""The products as operators of PyTorch: what they compute, the shapes of their results, and their gradients.
-
-T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. The gradient of x comes from
-another product, with the same weights transposed; ``FORMS`` has all of them:
-
-    forward                                              gradient of x
-    allgather_matmul         gather x, multiply          matmul_reduce_scatter
-    matmul_reduce_scatter    multiply, sum, scatter      allgather_matmul
-    matmul_allreduce         multiply, sum               local: every rank has the whole gradient of y
-    matmul_allgather         multiply, gather y          matmul_allreduce
-    split_matmul_allreduce   own part of x, as above     matmul_allgather
-    matmul_local             multiply                    matmul_allreduce
+"""The products of ``FORMS`` as an operator of PyTorch, and without the detour over operators.
 
 ``algo`` names the algorithm of the product forward, ``backward_algo`` that of the product that gives the gradient of x.
 
@@ -24,209 +13,20 @@ Operators take the context by its name: torch.compile then sees a constant, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
-from ..engines.method import check_parallel
-from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError, short_repr
+from ..errors import LayoutError
 from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
+from .forms import FORMS, Form, own, shape_of_product
 from .meshes import like, part_of
-
-Gradients: TypeAlias = "tuple[Tensor | None, ...]"
-
-
-class Form(NamedTuple):
-    """A product: which dimension of each array is split (None: every rank has all of it), and how it goes back.
-
-    Attributes:
-        x, w, bias, y: the dimensions.
-        back: the form that gives the gradient of x.
-        call: the product of ``pblasmp`` that it is; None if each rank multiplies alone.
-        part_of_x: each rank has all of x, and multiplies its own inputs.
-    """
-
-    x: int | None
-    w: int
-    bias: int | None
-    y: int | None
-    back: str
-    call: Any = None
-    part_of_x: bool = False
-
-    @property
-    def gathers(self) -> str:
-        """What the ranks put together, in parts by ``shard``'s rule: "x", "y" or ""."""
-        return _GATHERED.get(self.call, "")
-
-    @property
-    def scatters(self) -> bool:
-        """Whether the tokens of y are split over the ranks."""
-        return self.y == 0
-
-
-_GATHERED = {"allgather_matmul": "x", "matmul_allgather": "y"}
-FORMS = {
-    "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul"),
-    "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter"),
-    "matmul_allreduce": Form(-1, 1, None, None, "matmul_local", "matmul_allreduce"),
-    "matmul_allgather": Form(None, 0, 0, None, "matmul_allreduce", "matmul_allgather"),
-    "matmul_local": Form(None, 0, 0, -1, "matmul_allreduce"),
-    "split_matmul_allreduce": Form(
-        None, 1, None, None, "matmul_allgather", "matmul_allreduce", part_of_x=True
-    ),
-}
-
-
-def own(total: int, ctx: Context) -> slice:
-    """Return which of ``total`` indices this rank has, by ``shard``'s rule; total may be symbolic. Local."""
-    block = -(-total // ctx.size)
-    return slice(min(total, ctx.rank * block), min(total, (ctx.rank + 1) * block))
-
-
-def count(total: int, ctx: Context) -> int:
-    """Return how many of ``total`` indices this rank has. Local."""
-    mine = own(total, ctx)
-    extent: int = mine.stop - mine.start
-    return extent
-
-
-def _library() -> Any:
-    """Return the place of all operators, in place of the one that this module made when it was imported before."""
-    namespace = vars(torch.ops.pblasmp)
-    if "library" in namespace:
-        namespace["library"]._destroy()
-    namespace["library"] = made = torch.library.Library("pblasmp", "FRAGMENT")
-    return made
-
-
-_LIBRARY = _library()
-
-
-def operator(
-    schema: str,
-    fake: Callable[..., Any],
-    back: Callable[..., Gradients] | None = None,
-    saves: Callable[..., None] | None = None,
-) -> Callable[[Callable[..., Any]], Any]:
-    """Return what makes a function an operator of PyTorch, of its name. Local.
-
-    No result may share memory with an operand or another result.
-
-    Operators of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
-    time, and go through two functions more, also where no gradient is needed, as in all that is compiled.
-
-    Args:
-        schema: of the operator.
-        fake: returns tensors of the results' shapes.
-        back, saves: return the gradients, and save what that needs; None: it has none.
-    """
-
-    def make(compute: Callable[..., Any]) -> Any:
-        name = compute.__name__
-        _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        compute = torch.compiler.disable(compute)
-        _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"pblasmp::{name}", fake, lib=_LIBRARY)
-        made = getattr(torch.ops.pblasmp, name).default
-        if back is not None and saves is not None:
-            call = _differentiable(made, compute, back, saves)
-            _LIBRARY.impl(name, call, "Autograd", with_keyset=True)
-        return made
-
-    return make
-
-
-def _differentiable(
-    made: Any, compute: Callable[..., Any], back: Callable[..., Gradients], saves: Callable[..., None]
-) -> Callable[..., Any]:
-    """Return what an operator does where gradients may be needed. Local."""
-    below, after = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
-
-    def forward(*given: Any) -> Any:
-        *args, keys = given
-        with below():
-            return made.redispatch(keys & after, *args)
-
-    class Differentiable(torch.autograd.Function):
-        @staticmethod
-        def setup_context(node: Any, given: tuple[Any, ...], y: Any) -> None:
-            saves(node, given[:-1], y)
-
-        @staticmethod
-        def backward(node: Any, *gradients: Any) -> Gradients:
-            return *back(node, *gradients), None
-
-    Differentiable.forward = staticmethod(forward)
-    Differentiable.__name__ = f"{made.name()}.autograd"
-    function: Any = Differentiable
-
-    def call(keys: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return function.apply(*args, keys)
-        return compute(*args) if is_eager(*args[:3]) else forward(*args, keys)
-
-    return call
-
-
-def refuse_transforms(call: str) -> None:
-    """Raise UnsupportedError inside torch.func's grad, vjp, vmap and the like. Local; the same on every rank."""
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise UnsupportedError(
-            f"{call}: torch.func.grad, vjp, jvp and vmap do not go through products of several ranks: use "
-            "Tensor.backward or torch.autograd.grad (torch.func.functional_call works)"
-        )
-
-
-def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: object) -> PblasmpError | None:
-    """Return an error unless these are names of algorithms for a product of ``FORMS`` and for its backward pass. Local.
-
-    Compiled code only finds out when it multiplies whether the engine has them.
-    """
-    for argument, name, which in (
-        ("algo", algo, FORMS[form]),
-        ("backward_algo", backward_algo, FORMS[FORMS[form].back]),
-    ):
-        if not isinstance(name, str):
-            return ArgumentTypeError(f"{argument}: expected a string, got {short_repr(name)}")
-        if name == "auto":
-            continue
-        if which.call is None:
-            way = "forward" if argument == "algo" else "backward"
-            return UnsupportedError(
-                f"{argument}: expected 'auto', got {short_repr(name)}: in this {way} pass each rank multiplies alone"
-            )
-        if not torch.compiler.is_compiling():
-            try:
-                check_parallel(ctx.engine, which.call, name, argument)
-            except UnsupportedError as error:
-                return error
-    return None
-
-
-def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Return a backward function whose result raises an error if it is differentiated again.
-
-    PyTorch's ``once_differentiable`` gives zeros instead for gradients of sums, and in torch.autograd.functional.
-    """
-
-    @wraps(back)
-    def checked(node: Any, *gradients: Tensor | None) -> Gradients:
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "pblasmp.torch: products have no second derivative: do not pass create_graph=True"
-            )
-        return back(node, *gradients)
-
-    return checked
-
-
-# -- the operator
+from .registry import Gradients, once, operator
+from .weight_gradients import beside, mains_of, of_parameters
 
 
 def _check_total(kind: Form, y: Tensor, total: int) -> None:
@@ -239,21 +39,6 @@ def _check_total(kind: Form, y: Tensor, total: int) -> None:
             f"{which}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile "
             f"every rank has the same number of {what}, or {which} is a DTensor"
         )
-
-
-def shape_of_product(
-    form: str, x: Tensor, outputs: int, ctx: Context, total: int | None
-) -> tuple[list[int], list[int]]:
-    """Return the shapes of a product's result, and of x gathered; they may be symbolic. Local."""
-    kind, lead = FORMS[form], list(x.shape[:-1])
-    if kind.gathers == "x":
-        lead[0] = lead[0] * ctx.size if total is None else total
-    gathered = [*lead, x.shape[-1]]
-    if kind.scatters:
-        lead[0] = count(lead[0], ctx)
-    if kind.gathers == "y":
-        outputs = outputs * ctx.size if total is None else total
-    return [*lead, outputs], gathered
 
 
 def _product_fake(
@@ -269,7 +54,7 @@ def _product_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     kind, (needs_x, needs_w, *_) = FORMS[ctx.form], ctx.needs_input_grad
-    ctx.shape, ctx.mains = x.shape, getattr(w, _MAINS, ())
+    ctx.shape, ctx.mains = x.shape, mains_of(w)
     kept = output[1] if kind.gathers == "x" else x
     ctx.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
 
@@ -453,19 +238,6 @@ class Multiplication:
         return found(gy, w, None)
 
 
-def is_eager(*operands: Tensor | None) -> bool:
-    """Return whether nothing but PyTorch's autograd looks at what is done with these tensors. Local.
-
-    Otherwise a product must be an operator: for a compiler, or for a mode that counts, records or fakes operators.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    return _PLAIN.issuperset(map(type, operands))
-
-
-_PLAIN = {Tensor, torch.nn.Parameter, DTensor, type(None)}
-
-
 class EagerProduct(torch.autograd.Function):
     """``product`` without the detour over PyTorch's operators, which takes longer than a small product.
 
@@ -515,101 +287,6 @@ def apply(
     function: Any = EagerProduct if wrapped else super(torch.autograd.Function, EagerProduct)
     y: Tensor = function.apply(x, w, bias, asked, mains)
     return y
-
-
-# -- gradients of parameters
-
-
-WORTH_A_STREAM = 2e10
-"""Operations, less than which take less time than another stream takes to be used."""
-
-
-def beside(
-    like: Tensor, operations: float, first: Callable[[], Tensor], then: Callable[[], Gradients]
-) -> Gradients:
-    """Return the results of both; on GPUs ``then`` runs while ``first`` does, and must not need its result. Local.
-
-    Products on several GPUs wait for each other, which leaves room for the weights' gradient.
-
-    Args:
-        like: a tensor of either.
-        operations: of ``then``: a little is done behind ``first``.
-        first, then: compute.
-    """
-    streams = None if operations < WORTH_A_STREAM else streams_of(like)
-    if streams is None:
-        return first(), *then()
-    current, side = streams
-    ready = current.record_event()
-    result = first()
-    side.wait_event(ready)
-    with torch.cuda.stream(side):
-        others = then()
-    current.wait_stream(side)
-    for tensor in others:
-        if tensor is not None:
-            tensor.record_stream(current)
-    return result, *others
-
-
-def streams_of(tensor: Tensor) -> tuple[Any, Any] | None:
-    """Return the current stream of a tensor's GPU and another one; None elsewhere, and in compiled code. Local."""
-    if type(tensor) is not Tensor or not tensor.is_cuda:
-        return None
-    return torch.cuda.current_stream(tensor.device), _side_stream(tensor.device)
-
-
-@lru_cache
-def _side_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
-
-
-def of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weights and bias, None for those that are not needed. Local."""
-    _, needs_w, needs_bias, *_ = node.needs_input_grad
-    rows = as_rows(gy) if needs_w or needs_bias else None
-    gw = None
-    if needs_w:
-        assert x is not None
-        assert rows is not None
-        if node.mains:
-            _add_to(node.mains, rows, as_rows(x))
-        else:
-            gw = torch.mm(rows.t(), as_rows(x))
-    return gw, rows.sum(0) if needs_bias and rows is not None else None
-
-
-_MAINS = "pblasmp_main_grads"
-
-
-def adding_to(mains: Sequence[Tensor], w: Tensor) -> Tensor:
-    """Return weights whose gradient is added to ``mains``, each of which has the next of their rows. Local."""
-    if not mains:
-        return w
-    if torch.compiler.is_compiling():
-        raise UnsupportedError("gradient_accumulation_fusion: not in code that torch.compile compiles")
-    view = w.view_as(w)
-    setattr(view, _MAINS, tuple(mains))
-    return view
-
-
-def _add_to(mains: Sequence[Tensor], gy: Tensor, x: Tensor) -> None:
-    """Add gyᵀ x to ``mains``, each of which has the next of its rows, summed in their type. Local."""
-    at = 0
-    for main in mains:
-        part = gy[:, at : at + main.shape[0]].t()
-        at += main.shape[0]
-        if main.dtype == x.dtype:
-            main.addmm_(part, x)
-        elif x.is_cuda and main.dtype == torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
-            main += torch.mm(part, x, out_dtype=torch.float32)  # without operands in float32
-        else:
-            main.addmm_(part.to(main.dtype), x.to(main.dtype))
-
-
-def as_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor with all dimensions but the last folded into one. Local."""
-    return tensor if tensor.ndim == 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def in_rows(tensor: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError
 from ..tensor_parallel.call import check_context
+from .forms import count, own, refuse_transforms
 from .meshes import all_gather, reduce, reduce_scatter
-from .operators import Gradients, count, once, operator, own, refuse_transforms
+from .registry import Gradients, once, operator
 
 
 def copy_to_tensor_model_parallel_region(x: Tensor, ctx: Context) -> Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
 from .meshes import context_of, like, on_mesh
-from .operators import Gradients, once
+from .registry import Gradients, once
 from .wholes import check_parameters, tied
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from ..errors import ArgumentError, short_repr
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
+from .forms import count, own, refuse_transforms
 from .meshes import all_gather, local, reduce, reduce_scatter
-from .operators import Gradients, count, once, operator, own, refuse_transforms
 from .parameters import ParallelModule, agreed
+from .registry import Gradients, once, operator
 
 if TYPE_CHECKING:
     from typing_extensions import Self

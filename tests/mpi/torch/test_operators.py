@@ -11,15 +11,15 @@ import sys
 import torch
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import float8, operators, regions, vocabulary
+from pblasmp.torch import float8, forms, operators, regions, vocabulary
 
 def numbers(*shape):
     return torch.randn(shape, requires_grad=True)
 
 with pb.Context() as ctx:
     name, product = ctx.name, operators.product
-    for form in operators.FORMS:
-        keep, given = operators.FORMS[form].gathers == "x", (numbers(8, 16), numbers(12, 16), numbers(12))
+    for form in forms.FORMS:
+        keep, given = forms.FORMS[form].gathers == "x", (numbers(8, 16), numbers(12, 16), numbers(12))
         yield_ = form, name, False, keep, True, None, "auto", "auto"
         torch.library.opcheck(product, (*given, *yield_))
         called = []
