@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.dense import panel_shape, workbench
 from pblasmp.engines.gpu import grid_panels as queued
 from tests.helpers.cases import layout, pick
 from tests.helpers.factor_cases import (
@@ -118,7 +118,7 @@ def test_large_cholesky(ctx, n, dtype):
         with ExitStack() as stack:
             if uplo == "U":  # as if it were large
                 stack.enter_context(mock.patch.object(ctx.engine.operations, "inverts", (2, 2, 1)))
-                stack.enter_context(mock.patch.object(factor_panels, "SLAB", 300))
+                stack.enter_context(mock.patch.object(workbench, "SLAB", 300))
             x = exact(pb.linalg.solve(a, b, "pos", lower=uplo == "L").allgather())
             factor = pb.linalg.cholesky(a, lower=uplo == "L", out=pick(rng, (None, a))).allgather()
         lower = exact(np.tril(factor) if uplo == "L" else np.triu(factor).conj().T)

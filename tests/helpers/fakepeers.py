@@ -28,7 +28,7 @@ from ml_dtypes import finfo
 from pblasmp.dtypes import DTYPES, accumulation_dtype, is_float8
 from pblasmp.engines.gpu.kernels.compiler import placed
 from pblasmp.engines.gpu.kernels.kernels import check_added
-from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
+from pblasmp.engines.gpu.kernels.lt_product import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS

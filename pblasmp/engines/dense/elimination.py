@@ -21,9 +21,10 @@ from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
 from ..operations import Operations
 from ..protocol import Engine
-from .factor_panels import FactorPanels, Mover, Workbench, real_diagonal
+from .factor_panels import FactorPanels, real_diagonal
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import sides_of
+from .workbench import Mover, Workbench
 
 Array = Any
 

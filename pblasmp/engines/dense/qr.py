@@ -23,14 +23,10 @@ from ..local.extremes import (
 from ..operations import Operations
 from ..protocol import Engine
 from .elimination import right_looking
-from .factor_panels import (
-    FactorPanels,
-    Mover,
-    SharedPanels,
-    Workbench,
-)
+from .factor_panels import FactorPanels, SharedPanels
 from .panel_shape import shape_beside, shape_of
 from .sweeps import sides_of
+from .workbench import Mover, Workbench
 
 Array = Any
 

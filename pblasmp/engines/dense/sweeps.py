@@ -19,9 +19,10 @@ import numpy as np
 from ...layout import MatrixDescriptor
 from ..operations import Operations
 from ..protocol import Engine
-from .factor_panels import FactorPanels, Mover, Workbench
+from .factor_panels import FactorPanels
 from .panel_shape import are_few, shape_beside, shape_of, shape_of_inverse
 from .split_panels import SplitPanels
+from .workbench import Mover, Workbench
 
 Array = Any
 

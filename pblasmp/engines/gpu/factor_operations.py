@@ -19,7 +19,7 @@ from ..local.slab_terms import Gemm
 from .gpu_operations import LANES, LETTERS, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import SUBSTITUTED, FactorKernels
-from .kernels.lt import Op
+from .kernels.lt_product import Op
 from .kernels.views import View
 from .session import Session
 from .spread import QueuedSpread

@@ -19,7 +19,8 @@ from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local.extremes import scale_by_power
 from ..product import Workspace
-from .kernels.lt import WORKSPACE_BYTES, Batch, Op
+from .kernels.lt import WORKSPACE_BYTES
+from .kernels.lt_product import Batch, Op
 from .kernels.views import View, contiguous, to_bits
 from .runtime.arena import current
 from .session import Session

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dense.factor_panels import Workbench
+from ..dense.workbench import Workbench
 from .grid_panels import QueuedPanels
-from .kernels.lt import Op
+from .kernels.lt_product import Op
 from .session import session_of
 from .triangles import Triangles
 

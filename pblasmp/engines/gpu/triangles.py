@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import blas_operand, same_memory
-from .kernels.lt import Op
+from .kernels.lt_product import Op
 
 Array = Any
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.dense import factor_panels, panel_shape
+from pblasmp.engines.dense import panel_shape, workbench
 from pblasmp.engines.dense.split_panels import SplitPanels
 from pblasmp.engines.gpu import factor_operations, spread
 from pblasmp.engines.gpu import grid_panels as factor_panels_of_gpus
@@ -127,7 +127,7 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
         mock.patch.object(spread, "FEW", 4 * (width % 2)),
         mock.patch.object(factor, "_LEAF", 2 * width),
         mock.patch.object(ctx.engine.operations, "inverts", (width + 1, 1, 1)),
-        mock.patch.object(factor_panels, "SLAB", 2 * width),
+        mock.patch.object(workbench, "SLAB", 2 * width),
     ):
         yield
 

@@ -13,7 +13,8 @@ import pytest
 from pblasmp.bindings import DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels import lt as lt_module
-from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Fused, LocalProducts, fuses
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, LocalProducts
+from pblasmp.engines.gpu.kernels.lt_product import Fused, fuses
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError, UnsupportedError
 from tests.helpers.fakelt import WORKSPACE, FakeLt

@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
-from pblasmp.engines.gpu.kernels.lt import Batch
+from pblasmp.engines.gpu.kernels.lt_product import Batch
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.local import slab_terms
 from pblasmp.engines.local.slab_terms import Gemm, ResultPart

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
-from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Fused
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
+from pblasmp.engines.gpu.kernels.lt_product import Fused
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import pushed
 from pblasmp.engines.request import Options

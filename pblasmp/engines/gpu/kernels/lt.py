@@ -15,109 +15,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
-from ....errors import ArgumentError, UnsupportedError
+from ....dtypes import DTYPES, accumulation_dtype, is_float8
+from ....errors import UnsupportedError
 from ...direct.asked import host_address
 from ..types import DATA_TYPES, OPS, compute_type
+from .lt_product import PLAIN, Batch, Fused, LtOperand, LtProduct, Op, alignment
 from .views import View
 
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
 _BESIDE_BYTES = 16 << 20  # of cuBLAS in other lanes, whose products have a part of the multiprocessors each
 _REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; a QR of order 16,384 has 2,000
-_ALIGNED = 256  # bytes; better alignment makes no difference
-_FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
 _ANY_ALGORITHM = -1
-_ROWS = 128
-"""Products that are queued once take the algorithm for a multiple of so many rows: to find one takes the host 330 µs.
-On H200 they take 2 % longer in the median, 6 % on average."""
-
-Op = Literal["N", "T", "C"]
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Fused:
-    """The scales and the epilogue of a product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
-
-    Addresses of device memory, 0 for none.
-
-    Args:
-        activation: "relu" or "gelu".
-        bias: a vector with an entry for every column of D.
-        bias_dtype: its type, by default D's; bfloat16 or float16 with 8-bit operands.
-        scale_x, scale_w, scale_d: one float32 each, with 8-bit matrices.
-        amax: one float32, overwritten with the largest absolute value of an 8-bit D.
-    """
-
-    activation: str | None = None
-    bias: int = 0
-    bias_dtype: np.dtype | None = None
-    scale_x: int = 0
-    scale_w: int = 0
-    scale_d: int = 0
-    amax: int = 0
-
-    @property
-    def epilogue(self) -> str:
-        """Name, in cuBLASLt, of the bias and the activation."""
-        parts = [self.activation.upper() if self.activation else ""]
-        parts += ["BIAS" if self.bias else ""]
-        return "_".join(part for part in parts if part) or "DEFAULT"
-
-    @property
-    def pointers(self) -> dict[str, int]:
-        """Attributes of a matmul descriptor for the given addresses; X is cuBLASLt's B, W its A."""
-        given = {
-            "BIAS_POINTER": self.bias,
-            "A_SCALE_POINTER": self.scale_w,
-            "B_SCALE_POINTER": self.scale_x,
-            "D_SCALE_POINTER": self.scale_d,
-            "AMAX_D_POINTER": self.amax,
-        }
-        return {name: address for name, address in given.items() if address}
-
-
-PLAIN = Fused()
-
-
-class Batch(NamedTuple):
-    """Products of equal sizes at equal distances: how many, and the entries from one X, W, D and C to the next.
-
-    The last one counts only if C is not D.
-    """
-
-    size: int
-    x: int
-    w: int
-    d: int
-    c: int
-
-
-def fuses(dtype: np.dtype) -> bool:
-    """Return whether cuBLASLt adds a bias and applies an activation in products of this type. Local."""
-    return dtype.itemsize <= 2 or dtype == DTYPES["float32"]
-
-
-def why_not_float8(x: View, w: View, d: View, op_x: Op = "N", op_w: Op = "T") -> str:
-    """Return why cuBLASLt cannot multiply these 8-bit matrices on every GPU that has them; "" if it can. Local."""
-    if (op_x, op_w) != ("N", "T"):
-        return "8-bit products take X as tokens × inputs and W as outputs × inputs"
-    if x.dtype == w.dtype == FLOAT8["float8_e5m2"]:
-        return "X and W are both float8_e5m2: one of them must be float8_e4m3fn"
-    for name, view in (("X", x), ("W", w), ("D", d)):
-        apart = view.ld * view.dtype.itemsize
-        if apart % _FLOAT8_ALIGNED or view.address % _FLOAT8_ALIGNED:
-            return f"{name}: 8-bit products need rows that start at multiples of 16 bytes, they are {apart} apart"
-    if x.cols % _FLOAT8_ALIGNED:
-        return f"8-bit products need a multiple of 16 inputs, got {x.cols}"
-    return ""
 
 
 class LocalProducts:
@@ -198,7 +114,7 @@ class LocalProducts:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product(_LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch, once))
+        product = self._product(LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch, once))
         if finish is not PLAIN:
             product.point(self._lt, finish.pointers)
         product.resize(self._lt, d.rows)
@@ -355,7 +271,7 @@ class LocalProducts:
             self._scalars[key] = found = array.ctypes.data, array
         return found[0]
 
-    def _product(self, asked: _LtProduct) -> _Prepared:
+    def _product(self, asked: LtProduct) -> _Prepared:
         """Return descriptors and algorithm, from the cache if they were made before."""
         key = asked.key()
         found = self._prepared.get(key)
@@ -368,7 +284,7 @@ class LocalProducts:
             self._prepared.popitem(last=False)[1].made.close()
         return found
 
-    def _prepare(self, asked: _LtProduct) -> _Prepared:
+    def _prepare(self, asked: LtProduct) -> _Prepared:
         with ExitStack() as made:
             product = _Prepared(self._description(asked, made), asked.rows, without_c=asked.without_c)
             product.point(self._lt, asked.finish.pointers)
@@ -380,7 +296,7 @@ class LocalProducts:
             product.made = made.pop_all()
         return product
 
-    def _description(self, asked: _LtProduct, made: ExitStack) -> int:
+    def _description(self, asked: LtProduct, made: ExitStack) -> int:
         """Return a new matmul descriptor, which ``made`` destroys."""
         lt, x, d, finish = self._lt, asked.x, asked.d, asked.finish
         description: int = lt.matmul_desc_create(
@@ -399,7 +315,7 @@ class LocalProducts:
             _set(lt, "matmul_desc", name, value, description)
         return description
 
-    def _layout(self, operand: _LtOperand, batch: Batch | None, made: ExitStack) -> int:
+    def _layout(self, operand: LtOperand, batch: Batch | None, made: ExitStack) -> int:
         """Return a new matrix layout, which ``made`` destroys."""
         lt, view = self._lt, operand.view
         layout: int = lt.matrix_layout_create(int(_data_type(operand.dtype)), view.cols, view.rows, view.ld)
@@ -410,7 +326,7 @@ class LocalProducts:
         return layout
 
     def _heuristic(
-        self, asked: _LtProduct, product: _Prepared, operands: dict[str, _LtOperand], made: ExitStack
+        self, asked: LtProduct, product: _Prepared, operands: dict[str, LtOperand], made: ExitStack
     ) -> np.ndarray:
         """Return the algorithm that cuBLASLt takes, or raise UnsupportedError."""
         lt = self._lt
@@ -418,7 +334,7 @@ class LocalProducts:
         made.callback(lt.matmul_preference_destroy, preference)
         wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
         for letter, operand in operands.items():
-            wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(operand.view, operand.step)
+            wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = alignment(operand.view, operand.step)
         for name, value in wanted.items():
             _set(lt, "matmul_preference", name, value, preference)
         result = np.zeros(1, lt.matmul_heuristic_result_dtype)
@@ -442,105 +358,6 @@ class LocalProducts:
             self._prepared.clear()
         self._main = None
         self._scales.clear()
-
-
-class _LtOperand(NamedTuple):
-    """A matrix as cuBLASLt is told of it: its type, and the entries from one of a batch to the next."""
-
-    view: View
-    dtype: np.dtype
-    step: int
-
-
-class _LtProduct(NamedTuple):
-    """A product, as ``LocalProducts.multiply`` is asked for it: what decides descriptors and algorithm."""
-
-    x: View
-    w: View
-    c: View
-    d: View
-    op_x: Op
-    op_w: Op
-    no_c: bool  # beta is 0
-    finish: Fused
-    compute: str | None
-    batch: Batch | None
-    once: bool
-
-    @property
-    def extents(self) -> tuple[int, int, int]:
-        """Return m, n and k."""
-        m, k = (self.x.rows, self.x.cols) if self.op_x == "N" else (self.x.cols, self.x.rows)
-        return m, self.w.cols if self.op_w == "N" else self.w.rows, k
-
-    @property
-    def without_c(self) -> bool:
-        """Whether cuBLASLt is given no address for C."""
-        return self.no_c and is_float8(self.x.dtype) and is_float8(self.d.dtype)
-
-    @property
-    def rows(self) -> int:
-        """Rows of D for which the algorithm is looked for."""
-        rows = self.d.rows
-        if not self.once or self.op_x != "N" or self.batch is not None:
-            return rows
-        return (
-            -(-rows // _ROWS) * _ROWS if rows > _ROWS else (1 << max(0, rows - 1).bit_length()) * (rows > 0)
-        )
-
-    def rounded(self) -> _LtProduct:
-        """Return the product for which the algorithm is looked for. Local."""
-        rows = self.rows
-        if rows == self.d.rows:
-            return self
-        return self._replace(**{name: replace(getattr(self, name), rows=rows) for name in "xcd"})
-
-    def key(self) -> tuple[Any, ...]:
-        """Return what the descriptors and the algorithm depend on. Local."""
-        x, w, c, d, op_x, op_w, no_c, finish, compute, batch, _ = self
-        follows = None if finish is PLAIN else (finish.epilogue, finish.bias_dtype, *finish.pointers)
-        of_x, of_w, of_d, of_c = (0, 0, 0, 0) if batch is None else batch[1:]
-        more = self.rows - d.rows
-        return (
-            op_x, op_w, no_c, compute, batch, follows,
-            x.rows + more, x.cols, x.dtype, x.ld, _alignment(x, of_x),
-            w.rows, w.cols, w.dtype, w.ld, _alignment(w, of_w),
-            d.rows + more, d.cols, d.dtype, d.ld, _alignment(d, of_d),
-            None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, _alignment(c, of_c)),
-        )  # fmt: skip
-
-    def check(self) -> None:
-        """Raise ArgumentError if the shapes do not fit, UnsupportedError if cuBLASLt lacks the product. Local."""
-        (m, n, k), c, d = self.extents, self.c, self.d
-        inner = self.w.rows if self.op_w == "N" else self.w.cols
-        if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
-            raise ArgumentError(
-                f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
-                "expected m x k, k x n, and m x n for C and D"
-            )
-        if not (m and n and k):
-            raise ArgumentError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
-        if is_float8(self.x.dtype) and (why := why_not_float8(self.x, self.w, d, self.op_x, self.op_w)):
-            raise UnsupportedError(why)
-
-    def operands(self) -> dict[str, _LtOperand]:
-        """Return cuBLASLt's matrices by its letters: W is its A. D's layout stands for a C that is not read. Local."""
-        x, w, c, d, batch = self.x, self.w, self.c, self.d, self.batch
-        steps = Batch(1, 0, 0, 0, 0) if batch is None else batch
-        c_dtype = c.dtype
-        if self.no_c:  # an 8-bit D has a 16-bit C
-            c, c_dtype = d, DTYPES["bfloat16"] if is_float8(d.dtype) else d.dtype
-        return {
-            "A": _LtOperand(w, w.dtype, steps.w),
-            "B": _LtOperand(x, x.dtype, steps.x),
-            "C": _LtOperand(c, c_dtype, steps.d if self.no_c else steps.c),
-            "D": _LtOperand(d, d.dtype, steps.d),
-        }
-
-    def __str__(self) -> str:
-        m, n, k = self.extents
-        types = f"{self.x.dtype.name} {self.op_x} by {self.w.dtype.name} {self.op_w} to {self.d.dtype.name}"
-        return f"a product of {m} x {n} x {k}, {types}, epilogue {self.finish.epilogue}"
 
 
 class _Prepared:
@@ -599,11 +416,3 @@ def _attribute(lt: Any, kind: str, name: str) -> tuple[int, np.dtype]:
 @cache
 def _data_type(dtype: np.dtype) -> int:
     return DATA_TYPES[dtype.name]
-
-
-def _alignment(view: View, step: int = 0) -> int:
-    """Return the largest power of two, up to 256, that every row's address is a multiple of."""
-    together = view.address | step * view.dtype.itemsize
-    if view.rows > 1:
-        together |= view.ld * view.dtype.itemsize
-    return min(_ALIGNED, together & -together)

@@ -24,7 +24,7 @@ from ...method import type_refusal
 from ...product import Graphs, Product
 from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
-from ..kernels.lt import Batch, Op
+from ..kernels.lt_product import Batch, Op
 from ..kernels.views import View, contiguous, moves, why_no_float8
 from ..peers.windows import PUSHED
 from ..runtime.gpu import Gpu

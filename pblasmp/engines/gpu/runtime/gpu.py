@@ -15,7 +15,8 @@ import numpy as np
 
 from ..kernels.compiler import Launch, check_driver
 from ..kernels.kernels import Kernels
-from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
+from ..kernels.lt import LocalProducts
+from ..kernels.lt_product import PLAIN, Fused, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, open_windows

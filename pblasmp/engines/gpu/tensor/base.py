@@ -13,12 +13,13 @@ from ....layout import ParallelProblem
 from ...product import Graphs, Workspace
 from ...request import Operands, Options
 from ...tensor.tensor_product import Memory, TensorProduct, row_major
-from ..kernels.lt import PLAIN, WORKSPACE_BYTES, Fused, fuses
+from ..kernels.lt import WORKSPACE_BYTES
+from ..kernels.lt_product import PLAIN, Fused, fuses
 from ..kernels.views import View, why_no_float8
 from ..types import carried
 
 if TYPE_CHECKING:
-    from ..kernels.lt import Op
+    from ..kernels.lt_product import Op
     from ..runtime.gpu import Gpu
     from ..session import Session
 

@@ -17,7 +17,7 @@ from ...protocol import Engine
 from ...request import AnyProblem, Operands, Options
 from ...tensor.algorithms import MESSAGES
 from ...tensor.tensor_product import TensorMethod, waves
-from ..kernels.lt import fuses
+from ..kernels.lt_product import fuses
 from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
