@@ -18,6 +18,7 @@ from .dtypes import element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .layout import Trapezoid
+from .layout.factor_problem import ASSUMED
 from .layout.grid import one_of
 from .matrix.distributed import DistributedMatrix
 from .runtime.reading import check_operands, context_of, refuse
@@ -222,7 +223,8 @@ class _Check:
             return "her"
         if self._name in ("solve_triangular", "cho_solve"):
             return "tri"
-        return _KINDS[self.how.get("assume_a", "gen")]
+        kind = ASSUMED[self.how.get("assume_a", "gen")]
+        return "her" if kind == "pos" else kind
 
     @property
     def _uplo(self) -> str:
@@ -581,17 +583,11 @@ def _are_pivots(found: Any, count: int, rows: int) -> bool:
 
 
 _RECTANGULAR = ("svd", "lstsq", "lu_factor", "qr")
-_KINDS = {
-    **dict.fromkeys(("gen", "general"), "gen"),
-    **dict.fromkeys(("pos", "positive definite", "her", "hermitian"), "her"),
-    **dict.fromkeys(("sym", "symmetric"), "sym"),
-    **dict.fromkeys(("upper triangular", "lower triangular"), "tri"),
-}
 _LEGAL: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("lower", "unit_diagonal"), ((True, False), "True or False")),
     **dict.fromkeys(("trans", "transposed"), ((0, 1, 2, *"NTC"), "0, 1, 2, 'N', 'T' or 'C'")),
     "uplo": ((None, *"LU"), "'L' or 'U'"),
-    "assume_a": (("gen", *_KINDS), f"one of {', '.join(_KINDS)}"),
+    "assume_a": (("gen", *ASSUMED), f"one of {', '.join(ASSUMED)}"),
 }
 """What options may be."""
 _RULES = {

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 BY_NAME = ("cholesky", "lu", "qr", "solve", "lstsq")
 """What ``FactorProblem.of`` makes."""
 
+ASSUMED = {
+    **dict.fromkeys(("gen", "general"), "gen"),
+    **dict.fromkeys(("pos", "positive definite"), "pos"),
+    **dict.fromkeys(("sym", "symmetric"), "sym"),
+    **dict.fromkeys(("her", "hermitian"), "her"),
+    **dict.fromkeys(("upper triangular", "lower triangular"), "tri"),
+}
+"""The kind of a matrix, by the names of what ``solve`` and ``inv`` assume of it, which are SciPy's."""
+
 FactorRoutine = Literal["cholesky", "lu", "qr", "lstsq", "triangular", "condition", "eigh", "svd"]
 
 

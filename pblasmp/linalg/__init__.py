@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import eigen, general, least_squares, orthogonal, positive, systems
+from . import eigen, general, inverses, least_squares, orthogonal, positive, systems
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .factorization_call import FactorizationCall
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
+from .inverses import inv
 from .least_squares import LstsqResult, lstsq
+from .norms import cond, norm
 from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
 from .refinement import Refinement
-from .systems import cond, inv, norm, solve, solve_triangular
+from .systems import solve, solve_triangular
 
 __all__ = [
     "LstsqResult",
@@ -53,6 +55,7 @@ CALLS: dict[str, type[FactorizationCall[Any]]] = {
     **orthogonal.CALLS,
     **least_squares.CALLS,
     **systems.CALLS,
+    **inverses.CALLS,
     **eigen.CALLS,
 }
 """The calls that can be planned, by function."""

@@ -24,10 +24,10 @@ from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
 from ..verification import Verification
+from .assumptions import whole_of
 from .factorization_call import FactorizationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 from .positive import cholesky
-from .systems import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,9 +12,9 @@ import numpy as np
 
 from .. import pblas
 from ..layout.routines import VECTOR_ROUTINES
-from ..pblas.factorizations import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.factorizations import ROUTINES as FACTORIZATIONS
 from ..pblas.routine_functions import DTYPE, ROUTINES
+from ..pblas.scalapack_routine import BESIDE, SIZES, ScalapackRoutine
 from ..pblas.vector_functions import ROUTINES as VECTORS
 
 _RESULTS = ("dot", "asum", "norm2", "amax", "indx", "info")  # one number each, which the routine writes
