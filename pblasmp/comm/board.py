@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .. import _core
 from ..errors import ClosedError
 from .locations import began
-from .side_channel import nap
+from .polling import nap
 
 YIELDS = 60  # of the core, before a wait also looks for notes of other ranks
 BUSY_SECONDS = 1e-3  # that a wait only yields the core

@@ -17,7 +17,8 @@ from .board import Board
 from .communicator import Array, Communicator, Request, described
 from .locations import Location
 from .mpi_communicator import check_world, duplicate_of, mpi
-from .side_channel import Meeting, SideChannel
+from .notes import Meeting
+from .side_channel import SideChannel
 
 if TYPE_CHECKING:
     from mpi4py import MPI

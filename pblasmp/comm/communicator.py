@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from .board import Board
 from .locations import Location
-from .side_channel import Meeting, SideChannel
+from .notes import Meeting
+from .side_channel import SideChannel
 
 CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 

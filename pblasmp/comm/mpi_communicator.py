@@ -20,7 +20,8 @@ from ..launchers import Surroundings, parent_rank, surroundings
 from .board import Board
 from .communicator import Array, Communicator, Request, chunks, chunks_of_elements, described
 from .locations import Location
-from .side_channel import Meeting, SideChannel, broken_channels, number_open
+from .notes import Meeting
+from .side_channel import SideChannel, broken_channels, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,10 +34,8 @@ _LETTER = 256  # bytes that carry a value to other ranks, if it is small
 _SIZE = 8  # of them say how many the value has; pickle stops at its end
 FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collective call is possible"
 
-
 _may_use_mpi: set[tuple[int, Surroundings | None]] = set()
 """This process once it is known to be no child of a rank, and what has started it; a fork has another number."""
-
 
 _Counts = Counter[tuple[str, int]]
 _CALLS, _TO, _FROM = ("calls", 0), "to", "from"

@@ -26,7 +26,8 @@ from ..errors import ArgumentError, LibraryNotFoundError
 from .board import Board
 from .communicator import Communicator, chunks, described
 from .locations import Location
-from .side_channel import Meeting, SideChannel
+from .notes import Meeting
+from .side_channel import SideChannel
 
 _TIMEOUT = timedelta(days=7)  # a rank may compute for any time; one that ends is noticed at once
 _LOOK_SECONDS = 0.05

@@ -19,58 +19,38 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..errors import ClosedError, RankMismatchError
+from .notes import (
+    ALL_LEFT,
+    ASKS,
+    BROKEN,
+    COME,
+    HERE,
+    LEFT,
+    MAKING,
+    WAITS,
+    Meeting,
+    Members,
+    NoteTransport,
+    Stall,
+    read_note,
+)
+from .polling import PAUSE_SECONDS, Polling, nap
 
-YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
-WOKEN_YIELDS = 100  # the same if another rank ends the sleep: meanwhile, ranks that work have one core less
-SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless
-_SLICE_SECONDS = 1e-3  # a process that keeps a core for longer after a yield does not wait, but computes
-_CROWDED = 32
-"""Waits that then sleep at once. To Linux a yield gives up a whole turn of several milliseconds, a sleep does not."""
-
-_PAUSE_SECONDS = 2e-5
-_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
-_POLLS = 64  # between two looks for notes
 STALL_SECONDS = 1.0  # after which a rank tells where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
 BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
 _LISTENERS = 16  # ranks that hear of each one that leaves: all to all, 4,096 ranks sent millions of notes
 _LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without anyone waiting for them
 
-_MAKING = -1
-
-_BROKEN, _WAITS, _HERE, _LEFT, _ALL_LEFT, _ASKS, _COME = (
-    *("broken", "waits", "here"),
-    *("left", "all left", "asks", "come"),
-)
-
-Members = tuple[int, ...]
-
 _kept_for_good: list[Any] = []  # transfers that did not end, with the memory that they use
 _open: weakref.WeakSet[SideChannel] = weakref.WeakSet()
 _broken: list[SideChannel] = []  # those of broken contexts whose communicators have not been freed
 _made: Counter[Members] = Counter()
 _threads: set[int] = set()  # identifiers of the threads that have used a context
-
-
-class NoteTransport(Protocol):
-    """How notes travel. Local.
-
-    Attributes:
-        any_thread: notes may be read by a thread other than the one that makes the calls.
-    """
-
-    any_thread: bool
-
-    def send(self, note: bytes, to: int | None = None) -> None:
-        """Send a note to a rank, or to every other one, without waiting."""
-
-    def arrived(self) -> list[bytes]:
-        """Return the notes that have arrived since the last call."""
 
 
 class Mailer(Protocol):
@@ -95,43 +75,6 @@ class RankDevice(Protocol):
         Args:
             blocked: the rank's own thread may be waiting in the device's libraries.
         """
-
-
-class Meeting(NamedTuple):
-    """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
-
-    Attributes:
-        members: the processes that meet there, by numbers that all channels of a process share.
-        channel: which channel of these processes.
-        number: which of its agreements; -1 stands for the making of the channel.
-        call: its name in messages.
-    """
-
-    members: Members
-    channel: int
-    number: int
-    call: str
-
-    def lacks_this_process(self) -> bool:
-        """Return whether this process has not reached this place yet. Local."""
-        if self.number == _MAKING:
-            return _made[self.members] <= self.channel
-        here = [each for each in _open if (each._members, each.index) == (self.members, self.channel)]
-        return any(each._agreements < self.number for each in here)
-
-
-class _Stall(NamedTuple):
-    """Where a rank of a context whose device computes has waited for long, as rank 0 knows it.
-
-    Attributes:
-        agreements: how many agreements it has begun.
-        runs: how many runs of plans it has queued.
-        call: its name, if the rank waits in the last of these agreements; empty if it waits for the last of these runs.
-    """
-
-    agreements: int
-    runs: int
-    call: str
 
 
 class SideChannel:
@@ -182,7 +125,7 @@ class SideChannel:
         self._agreements = 0
         self._conflict: Meeting | None = None
         self._waiting: dict[int, Meeting] = {}
-        self._stalls: dict[int, _Stall] = {}
+        self._stalls: dict[int, Stall] = {}
         self._left: dict[int, int] = {}
         self._shows = -1  # the rank that shows its error, once this one knows it
         self._broken_by = rank
@@ -197,7 +140,7 @@ class SideChannel:
         self._on_device: AbstractContextManager[Any] | None = None
         self._reading = threading.Lock()
         self._looks = 0
-        self._crowded = 0  # waits to come that sleep at once
+        self._polling = Polling()
         self._gives_up = False
         # number of looks when the note was read, and the time
         self._heard_at: tuple[int, float] | None = None
@@ -283,26 +226,11 @@ class SideChannel:
             ClosedError: the context is broken.
             RankMismatchError: one of the peers is in a later call.
         """
-        began = time.monotonic()
-        polls, stalled = 0, False
-        yields = YIELDS if sleep is None else min(YIELDS, WOKEN_YIELDS)
-        if sleep is not None and self._crowded:
-            self._crowded -= 1
-            pause = sleep
+        began, stalled = time.monotonic(), False
+        looks = self._polling.looks(began, patient=patient, pause=pause, sleep=sleep, meets=place is not None)
         while not done():
-            polls += 1
-            if pause is None and polls == (yields if patient else SPINS):
-                # While all ranks wait at a place, no transfer needs this rank's core.
-                pause = sleep or (partial(nap, began) if place is not None else None)
-            if pause is not None:
-                pause()
-            else:
-                looks = not polls % _POLLS
-                kept = _pause(polls) if patient else looks and _yield()
-                if kept and sleep is not None:
-                    self._crowded, pause = _CROWDED, sleep
-                if not looks:
-                    continue
+            if not next(looks):
+                continue
             self.check()
             if self._asked and place is not None:
                 self._answer(place)
@@ -389,20 +317,22 @@ class SideChannel:
             return
         try:
             for note in transport.arrived():
-                index, kind, rank, value = _read_note(note) or _NO_NOTE
+                if (found := read_note(note)) is None:
+                    continue
+                index, kind, rank, value = found
                 if index != self.index or rank == self.rank or rank >= self.size:
-                    continue  # no note of these ranks, meant for an earlier context of theirs, or sent by this rank
-                if kind == _WAITS:
+                    continue  # of other ranks, meant for an earlier context of theirs, or sent by this rank
+                if kind == WAITS:
                     self._waiting[rank] = value
-                elif kind == _HERE:
-                    self._note_stall(rank, _Stall(*value))
-                elif kind == _LEFT:
+                elif kind == HERE:
+                    self._note_stall(rank, value)
+                elif kind == LEFT:
                     self._left[rank] = value
-                elif kind == _ALL_LEFT:
+                elif kind == ALL_LEFT:
                     self._shows = value
-                elif kind == _ASKS:
+                elif kind == ASKS:
                     self._asked[rank] = value
-                elif kind == _COME:
+                elif kind == COME:
                     self._met[rank] = value
                 elif not self.cause:
                     self._gives_up = True
@@ -448,7 +378,7 @@ class SideChannel:
 
     def _tell_cause(self) -> None:
         if self.cause and not self._told:
-            self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
+            self._send(BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
             self._told = True
             self._give_up()
 
@@ -471,7 +401,7 @@ class SideChannel:
         while left and time.monotonic() < deadline:
             with contextlib.suppress(RuntimeError):  # a transfer failed: errors of MPI and PyTorch
                 left = [transfer for transfer in left if not transfer.Test()]
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
         self.dirty |= bool(left)
         under_way[:] = [(transfer, False) for transfer in left]
         _kept_for_good[:] = filter(None, _kept_for_good)
@@ -494,7 +424,7 @@ class SideChannel:
         if self.rank not in self._left:
             self._left[self.rank] = weight
             for rank in self._listeners() - {self.rank}:
-                self._send(_LEFT, weight, rank)
+                self._send(LEFT, weight, rank)
 
     def _listeners(self) -> set[int]:
         return {*range(min(self.size, _LISTENERS)), self._broken_by}
@@ -513,7 +443,7 @@ class SideChannel:
             waiting = {rank for rank, weight in self._left.items() if weight}
             if self.rank == min(self._listeners() & waiting, default=-1):
                 for rank in waiting - {self.rank}:
-                    self._send(_ALL_LEFT, shows, rank)
+                    self._send(ALL_LEFT, shows, rank)
         return self._shows >= 0, self._shows
 
     def close(self) -> None:
@@ -532,7 +462,7 @@ class SideChannel:
 
     def making(self) -> Meeting:
         """Return the place at which a rank waits while it makes a context."""
-        return Meeting(self._members, self.index, _MAKING, "making a context")
+        return Meeting(self._members, self.index, MAKING, "making a context")
 
     # -- a rank that does not know in which context it makes a call
 
@@ -542,7 +472,7 @@ class SideChannel:
         If all ranks ask, and all mean ``first``, it is that one.
         """
         self._asked[self.rank] = self._agreements + 1, first._name_of_ranks()
-        self._send(_ASKS, self._asked[self.rank])
+        self._send(ASKS, self._asked[self.rank])
 
     def _name_of_ranks(self) -> int:
         return zlib.crc32(repr((self._members, self.index)).encode())
@@ -550,7 +480,7 @@ class SideChannel:
     def ask_no_longer(self) -> None:
         """Withdraw the question, if there is one."""
         if self._asked.pop(self.rank, None):
-            self._send(_ASKS, (0, 0))
+            self._send(ASKS, (0, 0))
 
     def _check_peers(self, peers: Collection[int]) -> None:
         """Raise RankMismatchError if one of these ranks waits in the next agreement, which this one has not begun."""
@@ -564,7 +494,7 @@ class SideChannel:
         """Tell the ranks that ask where this one waits."""
         asking = [rank for rank, (number, _) in self._asked.items() if 0 < number <= self._agreements]
         for rank in asking:
-            self._send(_COME, (self._asked.pop(rank)[0], place.call), rank)
+            self._send(COME, (self._asked.pop(rank)[0], place.call), rank)
 
     def waiting(self) -> dict[int, str]:
         """Return the ranks that wait in the agreement that this rank, which asks, begins next, with their calls."""
@@ -589,19 +519,19 @@ class SideChannel:
         in different orders, it is the first process that has both: once it waits in one of them, it can tell.
         """
         if self.device is not None:
-            stall = _Stall(self._agreements, self.runs, "" if place is None else place.call)
+            stall = Stall(self._agreements, self.runs, "" if place is None else place.call)
             if self.rank == 0:
                 self._note_stall(0, stall)
             else:
-                self._send(_HERE, tuple(stall), 0)
+                self._send(HERE, tuple(stall), 0)
         mine = set(self._members)
         for other in list(_open) if place is not None else []:
             if other is not self and not other.cause:
                 judge = other._members.index(min(mine.intersection(other._members)))
                 if judge != other.rank:
-                    other._send(_WAITS, place, judge)
+                    other._send(WAITS, place, judge)
 
-    def _note_stall(self, rank: int, new: _Stall) -> None:
+    def _note_stall(self, rank: int, new: Stall) -> None:
         """Break the context if a device waits for a run that a rank in a later agreement has not begun."""
         self._stalls[rank] = new
         for each in self._stalls.items():
@@ -618,7 +548,7 @@ class SideChannel:
         """Raise ClosedError if a rank that this one waits for is itself waiting for this one elsewhere."""
         me = self._members[self.rank]
         for rank, elsewhere in self._waiting.items():
-            if me in elsewhere.members and elsewhere.lacks_this_process():
+            if me in elsewhere.members and _is_behind(elsewhere):
                 self._conflict, self._told = elsewhere, False
                 self.cause = (
                     f"the ranks use their contexts in different orders: rank {self.rank} waits in {place.call}, "
@@ -634,52 +564,12 @@ class SideChannel:
                     raise self.error()
 
 
-_NO_NOTE: tuple[int, str, int, Any] = (-1, "", -1, None)
-
-
-def _read_note(note: bytes) -> tuple[int, str, int, Any] | None:
-    """Return a note's channel, kind, rank and value; None if it is none. Local.
-
-    Others than the ranks may write to the place where notes lie: it is data, of which nothing is believed.
-    """
-    try:
-        index, kind, rank, value = json.loads(note)
-        if not (_is_count(index) and _is_count(rank)):
-            return None
-        if kind in (_LEFT, _ALL_LEFT):
-            fits = _is_count(value)
-        elif kind == _COME:
-            number, call = value = tuple(value)
-            fits = _is_count(number) and type(call) is str
-        elif kind == _ASKS:
-            number, first = value = tuple(value)
-            fits = _is_count(number) and _is_count(first)
-        elif kind == _HERE:
-            agreements, runs, call = value = tuple(value)
-            fits = type(agreements) is int and _is_count(runs) and type(call) is str
-        elif kind == _WAITS:
-            value, fits = _read_meeting(value), True
-        else:
-            cause, conflict = value
-            value = cause, None if conflict is None else _read_meeting(conflict)
-            fits = kind == _BROKEN and type(cause) is str and cause != ""
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return (index, kind, rank, value) if fits else None
-
-
-def _read_meeting(value: Any) -> Meeting:
-    """Return a place from what JSON makes of it, or raise ValueError or TypeError. Local."""
-    members, channel, number, call = value
-    if not (
-        all(map(_is_count, members)) and _is_count(channel) and type(number) is int and type(call) is str
-    ):
-        raise ValueError(value)
-    return Meeting(tuple(members), channel, number, call)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _is_behind(place: Meeting) -> bool:
+    """Return whether this process has not reached a place yet. Local."""
+    if place.number == MAKING:
+        return _made[place.members] <= place.channel
+    here = [each for each in _open if (each._members, each.index) == (place.members, place.channel)]
+    return any(each._agreements < place.number for each in here)
 
 
 def where_others_wait(
@@ -731,28 +621,6 @@ def text_of(error: BaseException) -> str:
     except Exception as second:  # noqa: BLE001 - the user's code
         text = f"(its message cannot be shown: {type(second).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def nap(since: float) -> None:
-    """Sleep for a small share of a wait that began at ``since``, so that the wait ends only a little later. Local."""
-    time.sleep(min(max(_PAUSE_SECONDS, _SHARE * (time.monotonic() - since)), _LONGEST_SECONDS))
-
-
-def _pause(polls: int) -> bool:
-    """Leave the core to other processes for a moment; return whether one of them has kept it for long."""
-    if polls < YIELDS and hasattr(os, "sched_yield"):
-        return _yield()
-    time.sleep(_PAUSE_SECONDS)
-    return False
-
-
-def _yield() -> bool:
-    """Leave the core to a process that waits for it; return whether it has kept the core for long."""
-    if not hasattr(os, "sched_yield"):
-        return False
-    since = time.perf_counter()
-    os.sched_yield()
-    return time.perf_counter() - since > _SLICE_SECONDS
 
 
 def _after_fork() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from pblasmp.comm.communicator import bytes_of
 from pblasmp.comm.locations import Location
-from pblasmp.comm.side_channel import Meeting, SideChannel
+from pblasmp.comm.notes import Meeting
+from pblasmp.comm.side_channel import SideChannel
 
 LIMIT = 10.0  # seconds that a rank waits for others
 

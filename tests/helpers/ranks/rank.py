@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pblasmp.comm import side_channel
+from pblasmp.comm import polling
 from pblasmp.testing import import_module, run_function, world_of
 
 __all__ = ["State", "socket_path"]
@@ -160,7 +160,7 @@ class _Rank:
         if size != nranks:
             hello["error"] = f"a world of {size} ranks, not {nranks}: mpirun and libmpi do not match"
         self._say(hello)
-        side_channel.YIELDS = side_channel.SPINS = _POLLS
+        polling.YIELDS = polling.SPINS = _POLLS
         self._state: State | None = None
 
     def serve(self) -> None:

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pblasmp.comm import side_channel
+from pblasmp.comm import notes as notes_module
+from pblasmp.comm import polling, side_channel
 from pblasmp.comm.agreement import Agreement, Running, closing, is_reported_here, leave
 from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
@@ -337,7 +338,7 @@ class Told:
         self.coming, self.sent, self.to = [], [], []
 
     def send(self, note, to=None):
-        self.sent.append(side_channel._read_note(note))
+        self.sent.append(notes_module.read_note(note))
         self.to.append(to)
 
     def arrived(self):
@@ -416,7 +417,7 @@ def later(seconds=0.1):
 
 
 def elsewhere(number, index=1, call="gather (b)"):
-    return side_channel.Meeting((0, 1), index, number, call)
+    return notes_module.Meeting((0, 1), index, number, call)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +471,7 @@ def test_a_rank_that_waits_tells_one_rank_of_each_context():
 @pytest.mark.usefixtures("channels")
 def test_a_context_of_other_processes_is_not_awaited_here():
     a = opened(5, (5, 7))[0]
-    a._transport.coming.append((0, "waits", 1, side_channel.Meeting((6, 7), 0, -1, "making a context")))
+    a._transport.coming.append((0, "waits", 1, notes_module.Meeting((6, 7), 0, -1, "making a context")))
     done = later()
     a.until(done, place=a.next_agreement("matmul"))
     assert done()
@@ -541,7 +542,7 @@ def test_a_thread_that_has_ended_does_not_come(channels):
 def test_the_context_that_a_conflict_is_about_breaks_too(channels):
     a, b = channels
     b.next_agreement("gather")
-    here = side_channel.Meeting((0, 1), 1, 1, "gather (b)")
+    here = notes_module.Meeting((0, 1), 1, 1, "gather (b)")
     a._transport.coming.append((0, "broken", 1, ("a cause", here)))
     assert str(raised(lambda: b.until(later(5), place=here))) == f"{BROKEN}a cause"
     assert notes(b, "broken") == [("a cause", None)]
@@ -562,17 +563,17 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
 
 def test_a_long_wait_sleeps_instead_of_polling(channels, monkeypatch):
     did = []
-    monkeypatch.setattr(side_channel.time, "perf_counter", lambda: 0.0)  # no other program has the core
+    monkeypatch.setattr(polling.time, "perf_counter", lambda: 0.0)  # no other program has the core
     monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
     for name in ("WOKEN_YIELDS", "YIELDS"):  # a rank that another one wakes sleeps sooner
-        monkeypatch.setattr(side_channel, name, 3)
+        monkeypatch.setattr(polling, name, 3)
         polls = iter(range(5))
         channels[0].until(
             lambda polls=polls: next(polls) == 4, patient=True, sleep=lambda: did.append("sleep")
         )
         assert did == ["sleep", "look"] * 2
         did.clear()
-        monkeypatch.setattr(side_channel, "WOKEN_YIELDS", 100)
+        monkeypatch.setattr(polling, "WOKEN_YIELDS", 100)
 
 
 def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
@@ -585,14 +586,14 @@ def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
 
 def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeypatch):
     pauses, looks, yields = [], [], []
-    monkeypatch.setattr(side_channel, "_pause", pauses.append)
+    monkeypatch.setattr(polling, "step_aside", pauses.append)
     monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
-    monkeypatch.setattr(side_channel.os, "sched_yield", lambda: yields.append(1))
+    monkeypatch.setattr(polling.os, "sched_yield", lambda: yields.append(1))
     for patient, expected in ((True, list(range(1, 200))), (False, [])):
         polls = iter(range(200))
         channels[0].until(lambda polls=polls: next(polls) == 199, patient=patient)
         assert pauses == expected
-        assert len(looks) == 199 // side_channel._POLLS
+        assert len(looks) == 199 // polling.POLLS
         assert len(yields) == (0 if patient else len(looks)), "a pause has yielded"
         pauses.clear()
         looks.clear()
@@ -604,7 +605,7 @@ def test_waits_sleep_at_once_while_other_programs_keep_the_cores(channels, monke
     clock, slept = [100.0], []
 
     def other_programs(seconds):
-        monkeypatch.setattr(side_channel.os, "sched_yield", lambda: clock.__setitem__(0, clock[0] + seconds))
+        monkeypatch.setattr(polling.os, "sched_yield", lambda: clock.__setitem__(0, clock[0] + seconds))
 
     def polls_before_it_sleeps():
         """How often the wait polls before its first sleep, which ends it, or 90 times."""
@@ -615,15 +616,15 @@ def test_waits_sleep_at_once_while_other_programs_keep_the_cores(channels, monke
         )
         return slept[0] if slept else None
 
-    monkeypatch.setattr(side_channel.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(polling.time, "perf_counter", lambda: clock[0])
     other_programs(2e-6)
     assert [polls_before_it_sleeps() for _ in range(3)] == [None] * 3
     other_programs(2e-3)
-    first = 1 if patient else side_channel._POLLS
-    found = [polls_before_it_sleeps() for _ in range(side_channel._CROWDED + 2)]
-    assert found == [first, *[0] * side_channel._CROWDED, first], "then it tries again"
+    first = 1 if patient else polling.POLLS
+    found = [polls_before_it_sleeps() for _ in range(polling.CROWDED + 2)]
+    assert found == [first, *[0] * polling.CROWDED, first], "then it tries again"
     other_programs(2e-6)
-    assert [polls_before_it_sleeps() for _ in range(side_channel._CROWDED + 1)][-1] is None
+    assert [polls_before_it_sleeps() for _ in range(polling.CROWDED + 1)][-1] is None
 
 
 def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, monkeypatch):
@@ -634,12 +635,12 @@ def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, mon
         clock[0] += 1e-2
 
     def end_of(wait):
-        polls = iter(range(side_channel.YIELDS + 100))
-        return lambda: next(polls) == side_channel.YIELDS + wait
+        polls = iter(range(polling.YIELDS + 100))
+        return lambda: next(polls) == polling.YIELDS + wait
 
-    monkeypatch.setattr(side_channel.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(side_channel.time, "sleep", sleep)
-    monkeypatch.setattr(side_channel.os, "sched_yield", lambda: None)
+    monkeypatch.setattr(polling.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(polling.time, "sleep", sleep)
+    monkeypatch.setattr(polling.os, "sched_yield", lambda: None)
     channels[0].until(end_of(50), patient=True, place=channels[0].next_agreement("a call"))
     assert naps[:3] == pytest.approx([2e-5, 2e-4, 4e-4]), "a share of 0.02 of what it has lasted"
     assert naps[-1] == 5e-3
@@ -648,14 +649,14 @@ def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, mon
     naps.clear()
     monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
     channels[0].until(end_of(50), patient=True, place=channels[0].next_agreement("a call"))
-    assert len(looks) == 51 + (side_channel.YIELDS - 1) // side_channel._POLLS, "after each of them"
+    assert len(looks) == 51 + (polling.YIELDS - 1) // polling.POLLS, "after each of them"
 
     naps.clear()
     channels[0].until(end_of(50), patient=True)
-    assert set(naps) == {side_channel._PAUSE_SECONDS}, "a transfer may need this rank"
+    assert set(naps) == {polling.PAUSE_SECONDS}, "a transfer may need this rank"
 
     naps.clear()
-    monkeypatch.setattr(side_channel, "SPINS", side_channel.YIELDS + 40)
+    monkeypatch.setattr(polling, "SPINS", polling.YIELDS + 40)
     channels[0].until(end_of(50), place=channels[0].next_agreement("a call"))
     assert len(naps) == 11, "in the end also where each rank has a core"
 
