@@ -30,6 +30,7 @@ from collections.abc import Callable
 from ..errors import ArgumentError
 from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
+from .drivers import DRIVERS
 from .factorizations import ROUTINES as FACTORIZATIONS
 from .grids import (
     blacs_barrier,
@@ -48,7 +49,6 @@ from .grids import (
 )
 from .moves import FUNCTIONS as MOVES
 from .routine_functions import ROUTINES, PblasFunction, functions_of, instead_of
-from .spectral import DRIVERS
 from .tools import descinit, descset, iceil, ilcm, indxg2l, indxg2p, indxl2g, infog1l, infog2l, numroc
 from .vector_functions import FUNCTIONS as VECTOR_FUNCTIONS
 
