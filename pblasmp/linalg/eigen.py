@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blas import level3
-from ..checks import of_eigenpairs
 from ..comm import agree_after
 from ..engines.method import survey
 from ..engines.product import Found
@@ -23,6 +22,7 @@ from ..layout import MatrixDescriptor
 from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
+from ..residuals import of_eigenpairs
 from ..verification import Verification
 from .assumptions import whole_of
 from .factorization_call import FactorizationCall, Matrix, Roles, T, flag
