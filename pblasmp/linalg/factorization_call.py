@@ -285,11 +285,11 @@ class FactorizationCall(UserCall[T]):
     def facts(self) -> dict[str, Any]:
         """Check that what the call writes may be written to. Local."""
         self._writable()
-        check_writable({"out": self.made})
         return {}
 
     def _writable(self) -> None:
-        check_writable({name: self.given.get(name) for name in self.optional})
+        written = {name: self.given.get(name) for name in self.optional}
+        check_writable(written if self.made is None else {**written, "out": self.made})
 
     def _key(self) -> Hashable:
         """Return all that decides how the call is computed, the same on every rank if the arguments are legal."""

@@ -375,12 +375,11 @@ class CusolverMethod(OneRankMethod):
 
     quick = _QUICK
 
-    def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
-        """Return more than cuSOLVERMp's for singular values that this finds later. Local."""
+    def _is_fast(self, engine: Engine, problem: FactorProblem) -> bool:
         several = engine.transport.size > 1
         most = self.singular[1] if several else self.most
         late = problem.routine == "svd" and self.quick[several] < max(problem.a.shape) <= most
-        return 2.5 if late else super().cost(engine, problem, options)
+        return super()._is_fast(engine, problem) and not late
 
 
 METHODS: tuple[Method, ...] = (

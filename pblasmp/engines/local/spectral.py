@@ -246,7 +246,10 @@ class OneRankMethod(SpectralMethod):
 
     def cost(self, engine: Engine, problem: FactorProblem, options: Options) -> float:
         """Return the least where one rank is as fast as all. Local."""
-        return 0.5 if self._suits(engine, problem) else 3.0
+        return 0.5 if self._is_fast(engine, problem) else 3.0
+
+    def _is_fast(self, engine: Engine, problem: FactorProblem) -> bool:
+        return self._suits(engine, problem)
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
