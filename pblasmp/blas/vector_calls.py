@@ -192,7 +192,8 @@ def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
     ctx, x = columns[0].context, columns[0]
     with ctx.running(routine), np.errstate(all="ignore"):
         if routine == "scal":
-            x.local[...] = 0 if alpha == 0 else x.local * x.dtype.type(alpha)
+            factor = scalar(alpha, x.dtype, "alpha")
+            x.local[...] = 0 if factor == 0 else x.local * x.dtype.type(factor)
             return None
         if routine == "swap":
             _exchange(ctx, x, columns[1])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from unittest import mock
 
@@ -54,6 +55,16 @@ def extremes(comm):
         a, _ = vector(ctx, rng, "float64", 1000, rng.standard_normal(1000))
         found = {(pb.blas.nrm2(a.matrix).hex(), pb.blas.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
         yield "the same bits", None if len({*comm.allgather(tuple(found))}) == 1 == len(found) else str(found)
+
+
+def factors(comm):
+    """A vector is scaled in place by a real number in any form, also if it has no elements."""
+    with pb.Context(comm, engine="host") as ctx:
+        for n, alpha in itertools.product((5, 0), (2, 2 + 0j, np.complex64(2), np.array(2), np.array(2 + 0j))):
+            x = ctx.full((n, 1), 3.0, block=1)
+            pb.blas.scal(x, alpha=alpha, out=x)
+            good = np.array_equal(x.allgather(), np.full((n, 1), 6.0))
+            yield f"{n} elements, {alpha!r}", None if good else f"{x.allgather()}"
 
 
 def what_moves(comm):
@@ -291,6 +302,7 @@ def test_mistakes_and_what_moves():
 
 def others(comm):
     mistakes(comm)
+    yield from factors(comm)
     yield from what_moves(comm)
     yield from what_is_shared(comm)
     yield from known_calls(comm)
