@@ -93,7 +93,7 @@ def tune(
         What was measured: ``best``, ``seconds`` (of a plan's run, by algorithm) and ``refused``.
 
     Raises:
-        ArgumentError: there is no such function, or ``limit`` is not a positive number.
+        ArgumentError: there is no such function, ``limit`` is not a positive number, or ``progress`` no function.
         UnsupportedError: no algorithm can compute it.
         Exception: what the function raises for these arguments.
 
@@ -113,6 +113,10 @@ def tune(
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise ArgumentError(f"limit: expected a positive number of seconds, got {short_repr(limit)}")
+            if not (progress is None or callable(progress)):
+                raise ArgumentTypeError(
+                    f"progress: expected a function of two numbers, got {short_repr(progress)}"
+                )
         assert planned._bound is not None
         moved = None
         if isinstance(nearest, (MatmulProblem, Level3Problem)) and nearest != asked:

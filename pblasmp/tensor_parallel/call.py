@@ -212,10 +212,9 @@ class ParallelCall(UserCall[Any]):
             ArgumentError: an array is not usable in place, or does not fit the others.
         """
         engine, scales = self.ctx.engine, self.scales
-        if not isinstance(self.return_gathered, (bool, int, np.bool_)):
-            raise ArgumentTypeError(
-                f"return_gathered: expected True or False, got {short_repr(self.return_gathered)}"
-            )
+        for name in ("transposed", "return_gathered"):
+            if not isinstance(given := getattr(self, name), (bool, int, np.bool_)):
+                raise ArgumentTypeError(f"{name}: expected True or False, got {short_repr(given)}")
         if not isinstance(scales, (Scales, type(None))):
             raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
         w, w_dtype = typed_operand(engine, self.w, "w", self.w_dtype, scales)

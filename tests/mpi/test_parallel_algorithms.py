@@ -20,7 +20,7 @@ from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from tests.helpers import inside
-from tests.helpers.cases import first, unlike
+from tests.helpers.cases import first, refuses, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import Case, other_split, shard
@@ -189,8 +189,9 @@ def tuning(comm, file):
             assert pb.tune("trsm", a, b, out=b, uplo="L").best
             assert (b.local == 3).all()
             assert (d.local == 3).all()
-            with pytest.raises(pb.ArgumentError, match="limit: expected a positive number"):
-                pb.tune(pb.matmul, a, a, limit=0)
+            refuses(ctx, pb.ArgumentError, ["limit: expected a positive number"], pb.tune, pb.matmul, a, a, limit=0)
+            progress, words = 3 if comm.rank == 0 else None, ["progress: expected a function", "got 3"]
+            refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
         with pb.Context(comm, engine="host") as later:  # reads the file
             with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
                 verdict = plan.report().algorithms[found.best]

@@ -128,6 +128,7 @@ def misuse(comm):
             (["algo: expected a string, got ['auto']"], (x, w), {"algo": ["auto"]}),
             (["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
             (["return_gathered: expected True or False, got array("], (x, w), {"return_gathered": np.ones(2)}),
+            (["transposed: expected True or False, got array("], (x, w), {"transposed": np.ones(2)}),
             (["out: shape ()"], (x, w), {"out": np.array(2, x.dtype)}),
             (["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
