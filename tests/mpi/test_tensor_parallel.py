@@ -82,7 +82,7 @@ def layouts(comm):
             y = case(ctx, out=room[:, :-2])
             wrong = first(unlike(y, case.expected()), None if not room[:, -2:].any() else "wrote outside out")
             yield f"{form}: padded rows, Fortran-ordered weights", wrong
-            case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed="T")  # as good as True
+            case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed=1)  # as good as True
             case.local_w = np.asfortranarray(case.local_w)
             yield f"{form}: Fortran-ordered transposed weights", unlike(case(ctx), case.expected())
             for t in (2 * p, 2 * p + 1):
