@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import struct
+import sysconfig
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -211,6 +212,8 @@ def _opened() -> Core | str:
     """Return the functions of the library, or why there are none."""
     if not LIBRARY.exists():
         return "no C compiler when pblasmp was installed"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no global lock, under which the core reads Python's objects"
     try:
         quick, waits = ctypes.PyDLL(str(LIBRARY)), ctypes.CDLL(str(LIBRARY))
     except OSError as error:  # of another architecture, perhaps

@@ -283,8 +283,11 @@ int asked_start(arguments *r, int routine, int count)
             return UNKNOWN;
     c->routine = routine, c->count = count, c->name = name_number(text_of(given(r, 0)));
     c->is_new = py.as_integer(given(r, 6), &overflow);
-    for (int k = 0; k < OPTIONS; k++)
-        *words[k] = *text_of(given(r, 7 + k));
+    for (int k = 0; k < OPTIONS; k++) {
+        object x = given(r, 7 + k);
+        REQUIRE(is_a(x, py.text)); /* or what only says that it is equal to one */
+        *words[k] = *text_of(x);
+    }
     REQUIRE(scalar_in(given(r, 12), 0, c->alpha) == OK && scalar_in(given(r, 13), 0, c->beta) == OK);
     return start(c);
 }

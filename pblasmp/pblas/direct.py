@@ -69,6 +69,8 @@ Place = tuple[int, tuple[int, ...], tuple[int, ...], Any]
 
 def _place(array: NDArray[Any], desc: Any) -> Place:
     """Return where a local array is, with its descriptor. Local; raises TypeError if that cannot be one."""
+    if type(array) is not np.ndarray:  # fields of other objects are elsewhere
+        raise TypeError
     of = (desc.tobytes(), desc.dtype.char) if type(desc) is np.ndarray else tuple(desc)
     return host_address(array), array.shape, array.strides, of
 
@@ -192,9 +194,7 @@ class DirectForm:
         done = compute(ctx.control, self, args)
         if done is None and (plain := self._plain(args)) is not None:
             done = compute(ctx.control, self, plain)
-        if done is None or done is False or self._way == "run":
-            return done
-        return self._info(args, direct, done) if self._way == "factor" else self._told(args, direct, done)
+        return done
 
     def _plain(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return arguments with Python's numbers, and arrays as descriptors, None if that is what these are. Local."""
@@ -225,6 +225,12 @@ class DirectForm:
         except Exception:  # noqa: BLE001 (a descriptor of any kind)
             return False
         return True
+
+    def answer(self, args: Sequence[Any], direct: Any, done: Any) -> Any:
+        """See ``RoutineForm``. Local."""
+        if self._way == "run":
+            return done
+        return self._info(args, direct, done) if self._way == "factor" else self._told(args, direct, done)
 
     def _info(self, args: Sequence[Any], direct: Any, outcome: Outcome) -> int | None:
         """Return INFO, and write IPIV or TAU if it is a result; None if IPIV was no legal argument. Local."""

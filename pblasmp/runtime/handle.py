@@ -53,11 +53,16 @@ class Handle:
         self.context = context
         self._descriptor: MatrixDescriptor | None = descriptor
         self._array: Any = local
+        self._pin = _pin(local)
         self._view_of: Handle | None = None
         self._at = 0, 0, *descriptor.shape, False
         self._held: Any = None
         self._known: KnownCall | None = None
         self._has_called = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # a copy by the module copy: its memory may be elsewhere
+        vars(self).update(state, _held=None, _known=None, _pin=_pin(state["_array"]))
 
     @property
     def descriptor(self) -> MatrixDescriptor:
@@ -226,6 +231,11 @@ class Handle:
         """Return an array to fill for ``engine.from_host``: the local array itself, or one like it. Local."""
         values = self.context.engine.like_on_host(self.local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
+
+
+def _pin(array: Any) -> Any:
+    """Return what keeps an array of NumPy where it is: it resizes none that has a weak reference. Local."""
+    return weakref.ref(array) if isinstance(array, np.ndarray) else None
 
 
 Matrix = TypeVar("Matrix", bound=Handle)

@@ -112,6 +112,19 @@ def test_where_objects_have_their_fields_elsewhere_there_is_no_core(monkeypatch,
 
 
 @needs_compiler
+def test_without_a_global_lock_there_is_no_core(monkeypatch):
+    found = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED" or found(name))
+    _core._opened.cache_clear()
+    try:
+        assert _core.why_not() == (
+            "this Python has no global lock, under which the core reads Python's objects"
+        )
+    finally:
+        _core._opened.cache_clear()
+
+
+@needs_compiler
 def test_a_core_of_other_sources_is_not_used(elsewhere, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(build, "digest", lambda: "of other sources")

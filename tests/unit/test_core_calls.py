@@ -20,6 +20,7 @@ from pblasmp._core import build, objects
 from pblasmp.engines.direct import host_address
 from pblasmp.engines.direct.spans import Axes, span_of
 from pblasmp.engines.host.direct.limits import LIMITS, Limits
+from pblasmp.pblas import direct
 from tests.helpers.core_ranks import CoreRanks, Spread
 from tests.helpers.limits import changed_limits
 from tests.helpers.sources import ROOT
@@ -620,6 +621,78 @@ def test_what_the_core_does_not_read_takes_the_ordinary_way(grid):
         wrong[i] = value
         with pytest.raises(pblas.ParameterError):
             pblas.pddot(*wrong)
+
+
+def test_a_call_in_the_midst_of_another(grid):
+    """Such as a signal's handler, a finalizer or a tracer makes: neither takes the other's arguments or results."""
+    ctx, ictxt = grid
+    desc, nested = pblas.descinit(5, 5, 5, 5, 0, 0, ictxt, 5), []
+
+    def product(factor):
+        a, b = ctx.scatter(np.full((5, 5), factor)), ctx.scatter(np.eye(5))
+        assert np.array_equal(pb.matmul(a, b).local, a.local)
+
+    def dot(factor):
+        x, y, n = np.full(25, factor), np.ones(25), 1 + len(nested) % 4
+        assert pblas.pddot(n, None, x, 1, 1 + n % 2, desc, 1, y, 1, 1, desc, 1) == n * factor
+
+    def lu(factor):
+        a, pivots = np.full((5, 5), factor) + np.diag(np.arange(5.0)), np.zeros(10, np.int32)
+        a = np.asfortranarray(a[:: -1 if factor else 1])
+        expected = scipy.linalg.lapack.dgetrf(a)[1] + 1
+        pblas.pdgetrf(5, 5, a, 1, 1, desc, pivots)
+        assert np.array_equal(pivots[:5], expected)
+
+    calls = product, dot, lu
+
+    def midst(frame, event, _):
+        if event == "line":
+            sys.settrace(None)
+            nested.append(frame.f_lineno)
+            calls[len(nested) % 3](float(len(nested)))
+            sys.settrace(trace)
+        return midst
+
+    def trace(frame, *_):
+        of_direct_calls = frame.f_code.co_filename.endswith(("host/direct/calls.py", "pblas/direct.py"))
+        return midst if of_direct_calls else trace
+
+    tracer = sys.gettrace()
+    try:
+        for k in range(30):
+            sys.settrace(trace)
+            calls[k % 3](float(k % 7))
+            sys.settrace(tracer)
+    finally:
+        sys.settrace(tracer)
+    assert len(set(nested)) > 50
+
+
+def test_an_option_that_only_says_that_it_is_equal_to_a_letter(grid):
+    class Letter:
+        def __hash__(self):
+            return hash("L")
+
+        def __eq__(self, other):
+            return other == "L"
+
+    a = grid[0].scatter(np.eye(4))
+    for call in (pb.blas.trsm, pb.blas.symm):
+        with pytest.raises(pb.ArgumentError, match=r"uplo: expected 'L' or 'U', got <.*Letter object"):
+            call(a, a, uplo=Letter())
+
+
+def test_only_arrays_are_looked_at_as_arrays(grid, monkeypatch):
+    _, ictxt = grid
+    kinds = []
+    monkeypatch.setattr(direct, "host_address", lambda x: kinds.append(type(x)) or host_address(x))
+    desc = pblas.descinit(4, 4, 4, 4, 0, 0, ictxt, 4)
+    for x in (object(), None, 5, np.float64(1), np.ma.ones((4, 4))):
+        with pytest.raises(pblas.ParameterError, match="argument 8 "):
+            pblas.pdtrsm("L", "L", "N", "N", 4, 4, 1.0, x, 1, 1, desc, np.ones((4, 4), order="F"), 1, 1, desc)
+        with pytest.raises(pblas.ParameterError, match="argument 12 "):
+            pblas.pdtrsm("L", "L", "N", "N", 4, 4, 1.0, np.eye(4, order="F"), 1, 1, desc, x, 1, 1, desc)
+    assert set(kinds) == {np.ndarray}
 
 
 def test_arrays_in_the_memory_of_others_are_told_apart(grid):

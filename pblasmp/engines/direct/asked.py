@@ -259,6 +259,15 @@ class RoutineForm(Protocol):
             tell: takes an array, its descriptor, what is known of both, and the descriptor's rows and columns.
         """
 
+    def answer(self, args: Sequence[Any], direct: Any, done: Any) -> Any:
+        """Return what the call returns, and write what it writes besides its matrices; None as ``Direct.run``. Local.
+
+        Args:
+            args: the arguments.
+            direct: what has computed it.
+            done: what that has found.
+        """
+
 
 class Outcome(NamedTuple):
     """What LAPACK says of a call.

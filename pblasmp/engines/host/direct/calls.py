@@ -37,7 +37,7 @@ from ....comm import (
 )
 from ....comm.board import Board
 from ....comm.communicator import Request
-from ....errors import LibraryNotFoundError
+from ....errors import ClosedError, LibraryNotFoundError
 from ...direct import (
     FAMILIES,
     ROUTINE_NUMBERS,
@@ -116,6 +116,7 @@ class HostDirect:
         self._on_one_node = len(transport.nodes) == 1
         # between nodes all ranks go on, or none does: they agree below
         everywhere = self._on_one_node or all(each.core for each in transport.comm.locations())
+        self._under_way = ""  # the name of the call that is
         self._core = core if self._single or (everywhere and not transport.why_not_shared) else None
         self.sets = SlabSets(self._reserve, _LEAST, _MOST)
         self._memory: list[Any] = []  # the two sets
@@ -210,15 +211,27 @@ class HostDirect:
             return None
         channel = control.channel
         channel.take_turn(asked.call)
+        outer, self._under_way = self._under_way, asked.call
         try:
+            if (
+                outer
+            ):  # by a signal's handler, a finalizer or a tracer: the core has the arguments of one call
+                if self._single:
+                    return None
+                raise ClosedError(
+                    f"{asked.call} was called in the midst of {outer}, as a signal's handler or a finalizer may do: "
+                    "the ranks can see their calls in different orders"
+                )
             done = compute(control, asked, args)
             if done is not None and done is not False:
                 channel.runs += 1
+                return done if isinstance(asked, (Asked, Moved)) else asked.answer(args, self, done)
             return done
         except BaseException as error:
             break_off(control, error, asked.call)
             raise
         finally:
+            self._under_way = outer
             channel.end_turn()
 
     # -- calls: each returns None and False as ``Direct.run`` does
