@@ -67,8 +67,14 @@ class Operations(Protocol):
     shared_width: int
     spread: Any
 
-    def workspace(self, nbytes: int) -> Workspace:
-        """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
+    def workspace(self, nbytes: int, *, apart: bool = False, follows: bool = False) -> Workspace:
+        """Return ``nbytes`` of scratch memory, and what local products need, as a plan reports it.
+
+        Args:
+            nbytes: of scratch memory.
+            apart: whether products run at the same time, by ``concurrently``.
+            follows: as there.
+        """
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> LocalArray:
         """Return an uninitialized array in the buffer ``name``, which all products of the engine share."""

@@ -21,7 +21,7 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.finish import Finish, number
-from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs
+from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs, whole
 from ..method import type_refusal
 from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..protocol import Engine, Method
@@ -83,7 +83,11 @@ class SlabProduct(QueuedProduct):
         scratch = 0
         if temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize
-        self.workspace = operations.workspace(scratch + self._panels.nbytes)
+        self.workspace = operations.workspace(
+            scratch + self._panels.nbytes,
+            apart=any(term.multiply is not whole for term in slabs.terms),
+            follows=slabs.part is not None and several and self._as_they_are,
+        )
 
     def why_no_graph(self) -> str:
         """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""

@@ -120,7 +120,10 @@ class StationaryProduct(QueuedProduct):
         partials = self._temporary_bytes * len(self._sharing) * len(self._moves)
         messages = max(map(transport.message_bytes, exchanges), default=0)
         parts = rows * cols * self._dtype.itemsize * self._count
-        self.workspace = operations.workspace(self._panels.nbytes + partials + parts + messages)
+        self.workspace = operations.workspace(
+            self._panels.nbytes + partials + parts + messages,
+            apart=any(kernel is not whole for kernel in self._kernels),
+        )
         if engine.traits.queues:  # the ranks agree now, but not in a run
             self._parts()
             for i in range(len(self._moves)):

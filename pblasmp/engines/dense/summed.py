@@ -73,7 +73,7 @@ class SummedUpdate(Product):
             self.sent_bytes += order * order * itemsize
         self.copied_bytes = sum(x.copied_bytes for x in moves)
         parts = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
-        self.workspace = engine.operations.workspace((order * order + parts) * itemsize)
+        self.workspace = engine.operations.workspace((order * order + parts) * itemsize, apart=True)
 
     def _queue(self, operands: Operands) -> None:
         engine, options, c, d = self._engine, self._options, operands.c, operands.d

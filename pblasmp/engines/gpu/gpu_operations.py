@@ -71,9 +71,10 @@ class GpuOperations:
         self.remarks: tuple[str, ...] = ()
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
-    def workspace(self, nbytes: int) -> Workspace:
-        """Return ``nbytes`` and the workspace of local products, on the device. Local."""
-        return Workspace(nbytes + WORKSPACE_BYTES, 0)
+    def workspace(self, nbytes: int, *, apart: bool = False, follows: bool = False) -> Workspace:
+        """Return ``nbytes`` and the workspaces of local products, on the device. Local."""
+        lanes = {_LANES[0], *(_BESIDE if follows else _LANES)} if apart else _LANES[:1]
+        return Workspace(nbytes + len(lanes) * WORKSPACE_BYTES, 0)
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
         """Return an array in the buffer ``name``, which all products share. Local."""

@@ -65,7 +65,7 @@ class HostOperations(Operations):
     def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:
         self._library, self._buffers, self.workers = library, buffers, workers
 
-    def workspace(self, nbytes: int) -> Workspace:
+    def workspace(self, nbytes: int, *, apart: bool = False, follows: bool = False) -> Workspace:
         """Return ``nbytes`` on the host. Local."""
         return Workspace(0, nbytes)
 

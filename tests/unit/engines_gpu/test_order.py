@@ -25,6 +25,7 @@ import pblasmp as pb
 from pblasmp.comm import Side
 from pblasmp.engines.composite import ExchangeMove
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
 from tests.helpers.fakelt import FakeLt
@@ -142,6 +143,26 @@ def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
     assert len({call["workspace"] for call in lib.gpu.lt.calls}) == len(set(streams))
     assert sorted(waited[:3]) == [(each, stream.ptr) for each in beside]
     assert sorted(waited[3:]) == [(stream.ptr, each) for each in beside]
+
+
+@pytest.mark.parametrize(
+    ("call", "algo", "lanes"),
+    [
+        (pb.blas.syrk, "gathered", 4), (pb.blas.syrk, "panels", 5), (pb.blas.syrk, "summed", 4),
+        (pb.blas.syr2k, "gathered", 5), (pb.blas.trmm, "gathered", 4), (pb.blas.trmm, "panels", 4),
+        (pb.blas.trmm, "stationary", 4), (pb.matmul, "panels", 1),
+    ],
+)  # fmt: skip
+def test_a_plan_counts_the_workspaces_of_all_these_streams(ctx, lib, monkeypatch, call, algo, lanes):
+    for name in ("tile", "band", "coarser", "panel"):
+        monkeypatch.setattr(GpuOperations, name, 1)
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    with pb.plan(call, a, *[b] * (call is not pb.blas.syrk), algo=algo) as plan:
+        main = ctx.engine.operations._products._main.data.ptr
+        plan()
+        used = {main, *(each["workspace"][0] for each in lib.gpu.lt.calls)}
+        assert len(used) == lanes
+        assert plan.workspace.device_bytes // WORKSPACE_BYTES == lanes
 
 
 @pytest.mark.parametrize("lt", [True, False])
