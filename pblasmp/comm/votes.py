@@ -229,6 +229,10 @@ class RepeatedCalls:
                 self._known.popitem(last=False)
         return 0 if key is None else self._count
 
+    def renew(self, key: Hashable) -> None:
+        """Keep a known call as long as one that is remembered now. Every rank does so after the same calls. Local."""
+        self._known.move_to_end(key)
+
 
 def agree_after(voted: bool, agreement: Callable[[], Agreement], read: Callable[[dict[str, Any]], T]) -> T:
     """Return the result of ``read`` in an agreement on a call that other ranks may vote on by ``vote_on``. Collective.

@@ -157,6 +157,7 @@ class Taken:
         follows: the name of the epilogue.
         measured: by name, the seconds that were measured for such a problem on this machine, if any.
         refused: by name, why those refuse the problem that would have come first.
+        rivals: those that may be taken for other sizes, by the least that they may cost: that, number and name.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Taken:
     follows: str
     measured: Mapping[str, float]
     refused: Mapping[str, str]
+    rivals: Sequence[tuple[float, int, str]] = ()
 
     @property
     def number(self) -> int:
@@ -186,24 +188,29 @@ class Taken:
 
     def resized(self, engine: Engine, problem: AnyProblem) -> Taken | None:
         """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
-        known, options, refused = self.known, self.options, self.refused
+        known, options, refused, name = self.known, self.options, self.refused, self.name
         measured = _measured(engine, problem, options, self.follows, alone=True)
-        left, name = known, self.name
-        if refused:
-            left = {name: row for name, row in known.items() if name not in refused or row.refuses_sizes}
+        rivals = self.rivals or sorted(
+            (row.least, number, other)
+            for number, (other, row) in enumerate(known.items())
+            if other not in refused or row.refuses_sizes
+        )
         if measured:
+            left = {other: known[other] for _, _, other in rivals}
             name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
         elif options.algo == "auto":
-            best = known[name].cost(engine, problem, options), self.number
-            for number, (other, row) in enumerate(known.items()):
-                if (row.least, number) < best and other != name and other in left:
-                    viewed = row.view(problem)
-                    cost = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
-                    if (cost, number) < best:
-                        best, name = (cost, number), other
-        return (
-            None if name in refused else Taken(name, known, problem, options, self.follows, measured, refused)
-        )
+            best = known[name].cost(engine, problem, options), self.number, name
+            for least, number, other in rivals:
+                if (least, number, other) >= best:
+                    break
+                if other != self.name:
+                    viewed = known[other].view(problem)
+                    cost = math.inf if isinstance(viewed, str) else known[other].cost(engine, viewed, options)
+                    best = min(best, (cost, number, other))
+            name = best[2]
+        if name in refused:
+            return None
+        return Taken(name, known, problem, options, self.follows, measured, refused, rivals)
 
 
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:

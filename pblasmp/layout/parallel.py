@@ -22,7 +22,7 @@ from .descriptor import MatrixDescriptor
 from .grid import Grid, one_of
 from .problem import MatmulProblem
 from .schemes import FORMS, Form
-from .value import Problem
+from .value import Problem, changed
 
 if TYPE_CHECKING:
     from .schemes import Op
@@ -34,7 +34,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParallelProblem(Problem):
     """One of the four products of split layers, with what every rank holds. Local.
 
@@ -183,11 +183,7 @@ class ParallelProblem(Problem):
         Rows of X and of the result stay as many bytes apart.
         """
         tokens = (first * inner,) * self.size
-        return ParallelProblem(
-            self.form, tokens, self.inputs, self.outputs, self._rows_of(tokens, inner), self.dtype, self.w_dtype,
-            self.out_dtype, self.c_dtype, self.outputs_first, inner, self.return_gathered, self.row_bytes, self.turned,
-            self.transposed, self.conjugated,
-        )  # fmt: skip
+        return changed(self, tokens=tokens, rows=self._rows_of(tokens, inner), inner=inner)
 
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""

@@ -31,9 +31,10 @@ def run(call: UserCall[Result], *, voted: bool = False) -> Result:
     with ctx.engine.on_device(), call.stream():
         signature = call.signature()
         if not voted:
-            found = _again(call, signature)
+            number, remembered = ctx.calls.known(signature)
+            found = _again(call, number, remembered) if number else None
             if found is None:
-                found = _varied(call, signature)
+                found = _varied(call, signature, number)
             if found:
                 return found[0]
             voted = found is False
@@ -77,17 +78,18 @@ def _new_plan(call: UserCall[Result]) -> Plan[Result]:
     return Plan(call, kept=True)
 
 
-def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Literal[False] | None:
+def _again(call: UserCall[Result], number: int, remembered: Any) -> tuple[Result] | Literal[False] | None:
     """Return what a call computes that was made before, by its kept plan. Collective over the context.
+
+    Args:
+        call: the call.
+        number, remembered: of the earlier one.
 
     Returns:
         The result. None if nothing has happened yet; False if the ranks have voted, and not all of them repeat it.
     """
     ctx = call.ctx
-    number, remembered = ctx.calls.known(signature)
     call.number = number
-    if not number:
-        return None
     try:
         addresses = call.place(remembered)
     except Exception:  # noqa: BLE001 - arrays of any class may raise anything; found again where the ranks agree
@@ -102,23 +104,28 @@ def _again(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Liter
     return plan.repeat(call, number, addresses, partial(ctx.kept.find, key))
 
 
-def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Literal[False] | None:
+def _varied(
+    call: UserCall[Result], signature: Hashable, before: int
+) -> tuple[Result] | Literal[False] | None:
     """Return what a call computes that differs from an earlier one as ``vary`` says. Collective over the context.
 
     Each rank prepares alone what all would, if they all vary the same call in the same way and nothing that another
     rank must know is missing, and the ranks take a single vote on that. A plan is kept from the second such call on:
     most of ever new sizes come once.
 
+    Args:
+        call, signature: the call, and what decides how it is computed.
+        before: the number of an earlier call like this one; 0: it is new.
+
     Returns:
         As for ``_again``.
     """
     ctx = call.ctx
     try:
-        number, known = ctx.calls.known(call.kin())
+        number, known = ctx.calls.known(kin := call.kin())
         varied = call.vary(known.remembered) if number else None
         if varied is None:
             return None
-        before, _ = ctx.calls.known(signature)
         plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
         found = known.resized(call) if plan is None else (plan._product, plan._choice)
         if found is None:
@@ -133,8 +140,8 @@ def _varied(call: UserCall[Result], signature: Hashable) -> tuple[Result] | Lite
         vote = hash((number, before, plan is None, choice.number, *varied)) & _VOTES
         if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
             return False
+        ctx.calls.renew(kin)  # first: it may be the next to go
         call.number = ctx.calls.remember(signature, call.remembered())
-        ctx.calls.remember(call.kin(), known)  # so that it outlasts what is derived from it
         run = partial(product.run, operands)
         if plan is not None:
             call.ran_by = plan

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..errors import ArgumentError, LayoutError
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import even_counts
 from ..layout.schemes import Form
+from ..layout.value import changed
 from ..runtime.interop import as_typed
 
 if TYPE_CHECKING:
@@ -28,16 +29,6 @@ SIZES = (
     *(f"{name}: the leading dimension" for name in ("x", "w", "c", "out")), "w: which dimension comes first in memory",
 )  # fmt: skip
 """The numbers that the other ranks must know of a rank's arrays, in words."""
-
-
-T = TypeVar("T")
-
-
-def changed(value: T, **changes: Any) -> T:
-    """Return a shallow copy with other values of some attributes: sooner than ``dataclasses.replace``. Local."""
-    copied: T = object.__new__(type(value))
-    copied.__dict__.update(value.__dict__, **changes)
-    return copied
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError, short_r
 from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.schemes import Form
+from ..layout.value import changed
 from ..runtime.interop import (
     as_local,
     as_typed,
@@ -39,7 +40,6 @@ from .array_facts import (
     SIZES,
     ArrayFacts,
     Specification,
-    changed,
     check_rule,
     leading,
     typed_operand,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..engines.request import CONSTANTS
+from ..layout.value import changed
 from ..runtime.interop import (
     address_of,
     is_torch,
@@ -20,7 +21,7 @@ from ..runtime.interop import (
 )
 from ..runtime.planned import run
 from ..runtime.plans import Plan
-from .array_facts import ArrayFacts, changed
+from .array_facts import ArrayFacts
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

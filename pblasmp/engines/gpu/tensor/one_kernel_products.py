@@ -82,6 +82,7 @@ class _Tiled:
     """What products that are cut into as many tiles have in common.
 
     Attributes:
+        tiles: the tiles.
         kernel: the kernel.
         buffers: the bytes of their symmetric memory.
         covered: whether that is known to be there.
@@ -89,6 +90,7 @@ class _Tiled:
         places: where, as ``KernelJob`` has it.
     """
 
+    tiles: Tiling
     kernel: OneKernel
     buffers: dict[str, int]
     covered: bool = False
@@ -115,7 +117,7 @@ class _OneKernelProduct(CopyProduct):
         self._left, self._mma = left, by_mma(gpu.capability)
         self.blocks = max(1, gpu.multiprocessors - left)
         self._line = sum(p.inputs) // len(p.inputs) * p.dtype.itemsize
-        self._known: dict[Tiling, _Tiled] = {}  # of all products that are made of this one
+        self._known: dict[tuple[str, int], _Tiled] = {}  # of all products that are made of this one
         super().__init__(session, p, options)
         if left:
             self.path += f"; {left} multiprocessors are left to others"
@@ -160,12 +162,14 @@ class _OneKernelProduct(CopyProduct):
         width = sum(p.outputs) if form == "matmul_allgather" else p.outputs[0]
         self.parts = way_of_parts(form, size, p.tokens[0], width, line, self.blocks, mma=mma)
         self._cut()
-        self.tiles = tiles = tiling(form, size, *self._share(), line, self.parts, self.blocks, mma=mma)
-        cut = self._known.get(tiles)
+        high, wide = self._share()
+        kind = self.parts, -(-high // TILE_ROWS)
+        cut = self._known.get(kind)
         if cut is None:
+            tiles = tiling(form, size, high, wide, line, self.parts, self.blocks, mma=mma)
             self.kernel = OneKernel(form, Types(p.dtype, p.w_dtype, self.travels, p.out_dtype), size, tiles)
-            cut = self._known[tiles] = _Tiled(self.kernel, self._boxes_of(tiles))
-        self._tiled, self.kernel = cut, cut.kernel
+            cut = self._known[kind] = _Tiled(tiles, self.kernel, self._boxes_of(tiles))
+        self._tiled, self.tiles, self.kernel = cut, cut.tiles, cut.kernel
         inputs = p.inputs[rank]
         for name, rows, cols, dtype in (
             ("x", p.tokens[rank], inputs, p.dtype), ("w", p.outputs[rank], inputs, p.w_dtype),
