@@ -268,7 +268,7 @@ class _RankedLeastSquares(_LeastSquares):
         inverses = np.where(kept, 1 / s, 0) if np.isfinite(s).all() else s
         right = q.apply(b, "C") if tall else b
         y = matmul(u, right[:least, :], op_a="C") if tall else matmul(vh, right)
-        _scale_rows(y, inverses)
+        y *= inverses[:, None]
         residuals = np.empty(0, s.dtype)
         if tall:
             x = matmul(vh, y, op_a="C")
@@ -290,14 +290,6 @@ def _scaled(x: Matrix) -> tuple[Matrix, int]:
     """Return a matrix whose largest element is in a comfortable range, and by which power of two. Collective."""
     exponent = scaling(x.norm("max"), x.dtype, root=True)
     return (x * 2.0**exponent if exponent else x), exponent
-
-
-def _scale_rows(x: Matrix, factors: NDArray[Any]) -> None:
-    """Multiply each row of a matrix by a factor, in its place. Local."""
-    ctx = x.context
-    if ctx.rank < x.descriptor.grid.size:
-        rows, _ = x.descriptor.global_indices(ctx.rank)
-        x.local[...] *= ctx.engine.xp.asarray(factors[rows])[:, None]
 
 
 CALLS: dict[str, type[FactorizationCall[Any]]] = {"lstsq": _LeastSquares}

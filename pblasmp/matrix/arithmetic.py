@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element by element: operators of matrices and scalars, functions of one matrix, triangles, copies and conversions.
+"""Element by element: operators, functions of one matrix, triangles, copies and conversions.
 
 The result is laid out like the left operand, or like the only matrix. A right operand in another layout is
 redistributed to it first; if both have the same layout, only the agreement is communicated.
@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from ..engines.arrays import same_memory
@@ -82,13 +84,14 @@ def binary(
     Args:
         symbol: "+", "-", "*", "/" or "**".
         matrix: an operand.
-        other: the other one, a matrix or a number.
+        other: the other one: a matrix, a number, or a vector that every rank has, as a NumPy array.
         turned: the matrix is the right operand.
         in_place: write the result into ``matrix``.
 
     Raises:
         ArgumentError: the other is neither, the shapes or contexts differ, a complex result does not fit, or the matrix
             to write to is read-only.
+        RankMismatchError: the ranks gave different operands.
     """
     left, right = (other, matrix) if turned else (matrix, other)
     found: Matrix = reflected(_REFLECTED[symbol], left, right)
@@ -98,13 +101,25 @@ def binary(
     call = f"matrix {symbol}{'=' if in_place else ''}"
     ctx = context_of(call, matrix, other)
     with ctx.agreement(call) as facts:
-        if not both and not is_scalar(other):
-            raise ArgumentTypeError(f"{call}: {no_matrix(other, 'a DistributedMatrix or a number')}")
-        facts.update({side: getattr(x, "descriptor", x) for side, x in (("left", left), ("right", right))})
+        is_vector = _is_vector(other)
+        if not (both or is_vector or is_scalar(other)):
+            raise ArgumentTypeError(
+                f"{call}: {no_matrix(other, 'a DistributedMatrix, a number or a vector')}"
+            )
+        number = "a vector" if is_vector else other
+        facts.update(
+            {side: getattr(x, "descriptor", number) for side, x in (("left", left), ("right", right))}
+        )
+        if is_vector:
+            other = as_numbers(other, call)
+            facts["the vector's shape, type and digest"] = digest(other)
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
             check_operands(ctx, "", {"left": matrix})
             check_pair(call, matrix, other)
+        elif is_vector:
+            here = _part_of_vector(call, other, matrix)
+            left, right = (here, matrix) if turned else (matrix, here)
         else:
             scalar(other, DTYPES["complex128"], "scalar")
         if in_place:
@@ -121,12 +136,59 @@ def binary(
             return _compute(symbol, left, right, matrix, dtype, in_place)
 
 
+def _is_vector(x: object) -> bool:
+    """Return whether it is an array of one dimension, or of one row or column. Local."""
+    return isinstance(x, np.ndarray) and (x.ndim == 1 or (x.ndim == 2 and 1 in x.shape))
+
+
+def _part_of_vector(call: str, vector: NDArray[Any], matrix: Handle) -> NDArray[Any]:
+    """Return what of a vector goes along this rank's part of a matrix, as one row or one column. Local."""
+    d, ctx, (m, n) = matrix.descriptor, matrix.context, matrix.shape
+    whole = vector if vector.ndim == 2 else vector[None, :]
+    if whole.shape[0] not in (1, m) or whole.shape[1] not in (1, n):
+        raise ArgumentError(
+            f"{call}: the matrix is {m} x {n}, the vector has shape {vector.shape}: expected ({n},) for a number for "
+            f"each column, or ({m}, 1), as vector[:, None] is, for one for each row"
+        )
+    if ctx.coords(d) is None:
+        return whole[:0, :0]
+    for axis, indices in enumerate(d.global_indices(ctx.rank)):
+        if whole.shape[axis] == d.shape[axis]:
+            whole = whole.take(indices, axis)
+    return whole
+
+
+def digest(array: NDArray[Any]) -> tuple[Any, ...]:
+    """Return what is equal for equal arrays. Local."""
+    values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return array.shape, array.dtype.str, blake2b(values.data, digest_size=16).hexdigest()
+
+
+def as_numbers(values: Any, name: str, xp: Any = np) -> NDArray[Any]:
+    """Return ``values`` as an array of NumPy, or of ``xp``, or raise ArgumentError if they are not numbers, or masked.
+
+    Local.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"
+        )
+    try:
+        array: NDArray[Any] = xp.asarray(values)
+    except ValueError as error:  # rows of several lengths
+        raise ArgumentError(f"{name}: {error}") from None
+    if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
+        raise ArgumentTypeError(f"{name}: expected numbers, got {array.dtype}")
+    return array
+
+
 def check_pair(call: str, matrix: Handle, other: Handle) -> None:
     """Raise ArgumentError unless both matrices are of one context and one shape. Local."""
     if other.context is not matrix.context:
         raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
-        raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}")
+        hint = ": vectors are NumPy arrays here, other.allgather()" if 1 in other.shape else ""
+        raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}{hint}")
 
 
 def check_writable(call: str, matrix: Handle, dtype: np.dtype) -> None:
@@ -144,12 +206,12 @@ def _compute(symbol: str, left: Any, right: Any, matrix: Matrix, dtype: np.dtype
     engine = matrix.context.engine
     out = matrix if in_place else matrix.context.allocate(replace(matrix.descriptor, dtype=dtype))
     known = engine.traits.computes(dtype, *(x.dtype for x in (left, right) if hasattr(x, "descriptor")))
-    x, y = (_operand(each, dtype, known) for each in (left, right))
+    xp = engine.xp if known else np
+    x, y = (_operand(each, dtype, xp, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
         y = y if same_memory(out.local, right.local) else y.copy()  # NumPy does so itself, CuPy does not
-    xp = engine.xp if known else np
     function = getattr(xp, _FUNCTIONS[symbol])
-    if symbol == "**" and dtype.kind == "c" and not hasattr(right, "descriptor") and _is_whole(y):
+    if symbol == "**" and dtype.kind == "c" and np.ndim(right) == 0 and _is_whole(y):
         function = partial(_whole_power, xp)
     if not known:
         engine.from_host(out.local, function(x, y).astype(out.dtype, copy=False))
@@ -180,9 +242,10 @@ def _whole_power(xp: Any, x: Any, exponent: Any, out: Any = None) -> Any:
     return out
 
 
-def _operand(operand: Any, dtype: np.dtype, known: bool) -> Any:
+def _operand(operand: Any, dtype: np.dtype, xp: Any, known: bool) -> Any:
     if not hasattr(operand, "descriptor"):
-        return np.asarray(operand).astype(dtype)[()]
+        values = np.asarray(operand).astype(dtype)
+        return xp.asarray(values) if values.ndim else values[()]
     values = operand.local if known else operand.on_host()
     return values.astype(dtype, copy=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import ml_dtypes
@@ -22,7 +21,16 @@ from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local, as_typed, shard_of
 from ..runtime.runtime import Runtime
 from ..scalapack import column_major_view, read_descriptor
-from .arithmetic import as_element, check_pair, check_writable, copied, is_scalar, on_arrays
+from .arithmetic import (
+    as_element,
+    as_numbers,
+    check_pair,
+    check_writable,
+    copied,
+    digest,
+    is_scalar,
+    on_arrays,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -278,24 +286,6 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
     return out
 
 
-def as_numbers(values: Any, name: str, xp: Any = np) -> NDArray[Any]:
-    """Return ``values`` as an array of NumPy, or of ``xp``, or raise ArgumentError if they are not numbers, or masked.
-
-    Local.
-    """
-    if isinstance(values, np.ma.MaskedArray):
-        raise ArgumentError(
-            f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"
-        )
-    try:
-        array: NDArray[Any] = xp.asarray(values)
-    except ValueError as error:  # rows of several lengths
-        raise ArgumentError(f"{name}: {error}") from None
-    if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
-        raise ArgumentTypeError(f"{name}: expected numbers, got {array.dtype}")
-    return array
-
-
 def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) -> None:
     """Raise ArgumentError unless an array has the descriptor's shape and converts to its dtype. Local."""
     if array.shape != descriptor.shape:
@@ -529,7 +519,7 @@ def _copy_array(part: Handle, array: NDArray[Any] | None, index: object) -> None
         with ctx.agreement(CALL) as facts:
             facts.update(matrix=d, value="a NumPy array")
             check_writable(CALL, part, d.dtype if array is None else array.dtype)
-            mine = None if array is None else _digest(array)
+            mine = None if array is None else digest(array)
             whole = None if array is None else _broadcast(array, d.shape, index)
         theirs = ctx.comm.allgather(mine)
         with ctx.agreement(f"{CALL} a NumPy array"):
@@ -540,12 +530,6 @@ def _copy_array(part: Handle, array: NDArray[Any] | None, index: object) -> None
             rows, cols = d.global_indices(ctx.rank)
             values = np.asarray(whole[rows[:, None], cols]).astype(d.dtype)
             ctx.engine.from_host(part.local, values)
-
-
-def _digest(array: NDArray[Any]) -> tuple[Any, ...]:
-    """Return what is equal for equal arrays. Local."""
-    values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return array.shape, array.dtype.str, blake2b(values.data, digest_size=16).digest()
 
 
 def _broadcast(array: NDArray[Any], shape: tuple[int, int], index: object) -> NDArray[Any]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _Along: TypeAlias = "SupportsIndex | slice | EllipsisType"
 Index: TypeAlias = "_Along | tuple[_Along, ...]"
+Operand: TypeAlias = "DistributedMatrix | NDArray[Any] | complex"
 
 
 @public_face
@@ -348,50 +349,52 @@ class DistributedMatrix(Handle):
         product: DistributedMatrix = matmul(other, self)
         return product
 
-    def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+    def __add__(self, other: Operand) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.
 
-        ``-``, ``*``, ``/`` and ``**`` work alike: element-wise, as in NumPy, with a matrix of the same shape or a
-        number. A right operand in another layout is redistributed to the left one's first. Element types are promoted
-        as in NumPy; Python numbers do not widen a matrix's type.
+        ``-``, ``*``, ``/`` and ``**`` work alike: element-wise, as in NumPy, with a matrix of the same shape, a number,
+        or a vector, which is a NumPy array that all ranks have alike: of shape (n,) or (1, n) with a number for each
+        column, or (m, 1) with one for each row. A right operand in another layout is redistributed to the left one's
+        first. Element types are promoted as in NumPy; Python numbers do not widen a matrix's type.
 
         Raises:
             ArgumentError: the shapes differ, or the matrices belong to different contexts.
+            RankMismatchError: the ranks gave different operands.
         """
         return arithmetic.binary("+", self, other)
 
-    def __sub__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+    def __sub__(self, other: Operand) -> DistributedMatrix:
         """Return the difference, see ``+``. Collective over the context."""
         return arithmetic.binary("-", self, other)
 
-    def __mul__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+    def __mul__(self, other: Operand) -> DistributedMatrix:
         """Return the element-wise product, see ``+``. Collective over the context."""
         return arithmetic.binary("*", self, other)
 
-    def __truediv__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+    def __truediv__(self, other: Operand) -> DistributedMatrix:
         """Return the element-wise quotient, see ``+``. Collective over the context."""
         return arithmetic.binary("/", self, other)
 
-    def __pow__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+    def __pow__(self, other: Operand) -> DistributedMatrix:
         """Return each element to a power, see ``+``. Collective over the context."""
         return arithmetic.binary("**", self, other)
 
-    def __radd__(self, other: complex) -> DistributedMatrix:
+    def __radd__(self, other: Any) -> DistributedMatrix:
         return arithmetic.binary("+", self, other, turned=True)
 
-    def __rsub__(self, other: complex) -> DistributedMatrix:
+    def __rsub__(self, other: Any) -> DistributedMatrix:
         return arithmetic.binary("-", self, other, turned=True)
 
-    def __rmul__(self, other: complex) -> DistributedMatrix:
+    def __rmul__(self, other: Any) -> DistributedMatrix:
         return arithmetic.binary("*", self, other, turned=True)
 
-    def __rtruediv__(self, other: complex) -> DistributedMatrix:
+    def __rtruediv__(self, other: Any) -> DistributedMatrix:
         return arithmetic.binary("/", self, other, turned=True)
 
-    def __rpow__(self, other: complex) -> DistributedMatrix:
+    def __rpow__(self, other: Any) -> DistributedMatrix:
         return arithmetic.binary("**", self, other, turned=True)
 
-    def __iadd__(self, other: DistributedMatrix | complex) -> Self:
+    def __iadd__(self, other: Operand) -> Self:
         """Add to this matrix in place, see ``+``; ``-=``, ``*=``, ``/=``, ``**=`` too. Collective over the context.
 
         Raises:
@@ -399,16 +402,16 @@ class DistributedMatrix(Handle):
         """
         return arithmetic.binary("+", self, other, in_place=True)
 
-    def __isub__(self, other: DistributedMatrix | complex) -> Self:
+    def __isub__(self, other: Operand) -> Self:
         return arithmetic.binary("-", self, other, in_place=True)
 
-    def __imul__(self, other: DistributedMatrix | complex) -> Self:
+    def __imul__(self, other: Operand) -> Self:
         return arithmetic.binary("*", self, other, in_place=True)
 
-    def __itruediv__(self, other: DistributedMatrix | complex) -> Self:
+    def __itruediv__(self, other: Operand) -> Self:
         return arithmetic.binary("/", self, other, in_place=True)
 
-    def __ipow__(self, other: DistributedMatrix | complex) -> Self:
+    def __ipow__(self, other: Operand) -> Self:
         return arithmetic.binary("**", self, other, in_place=True)
 
     def __neg__(self) -> DistributedMatrix:
@@ -581,7 +584,10 @@ class DistributedMatrix(Handle):
     __iter__ = None  # it has a length, but no rows to iterate over
 
 
-_INTERNAL = {"direct_part", "like_on_host", "move_to", "on_host", "part", "place", "whole"}
+_INTERNAL = {
+    *("direct_part", "know", "known_call", "like_on_host", "move_to", "on_host", "part", "place"),
+    *("transposed", "whole", "writeable"),
+}
 """Names for the modules below, which completion does not show."""
 
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"

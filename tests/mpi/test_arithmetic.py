@@ -133,6 +133,24 @@ class Refuses:
     __radd__ = __rmatmul__ = None
 
 
+def vectors(ctx, a):
+    """Vectors that do not fit, are no numbers, or differ between ranks are refused, and nothing is written."""
+    mine, last = ctx.rank, ctx.size - 1
+    words = ["the matrix is 6 x 8", "(6,)", "expected (8,)", "or (6, 1), as vector[:, None] is"]
+    for function in (operator.add, operator.imul):
+        refuses(ctx, pb.ArgumentError, words, function, a, np.ones(6))
+        refuses(ctx, TypeError, ["expected numbers, got <U1"], function, a, np.array(["x"] * 8))
+        refuses(ctx, pb.ArgumentError, ["masked array"], function, a, np.ma.masked_array(np.ones(8), True))
+        refuses(ctx, pb.ArgumentError, ["vectors are NumPy arrays", "allgather()"], function, a, a[:, 0:1])
+    refuses(ctx, pb.ArgumentError, ["complex128"], operator.imul, a, np.ones(8) * 1j)
+    if ctx.size > 1:
+        words = ["the vector's shape, type and digest", "(8,)", f"on rank {last}"]
+        refuses(ctx, pb.RankMismatchError, words, operator.iadd, a, np.full(8, float(mine == last)))
+        words = ["a vector on rank", "the ranks gave different arguments: left"]
+        refuses(ctx, pb.RankMismatchError, words, operator.sub, np.ones(8) if mine == last else 1, a)
+    yield "vectors are refused, and nothing is written", misplaced(a, np.zeros((6, 8)))
+
+
 def errors(comm):
     last = comm.size - 1
     d = pb.MatrixDescriptor((6, 8), (2, 2), pb.Grid.squarest(comm.size))
@@ -182,6 +200,7 @@ def errors(comm):
                 given, words = odd if comm.rank == last else right, [type(odd).__name__]
                 refuses(ctx, TypeError, words, function, a, given)
             yield f"{symbol} its own", None if function(a, Knows()) == "mine" else "not asked"
+        yield from vectors(ctx, a)
         mixed = a if comm.rank != last else d
         refuses(ctx, TypeError, ["MatrixDescriptor"], operator.add, a, mixed)
         refuses(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))

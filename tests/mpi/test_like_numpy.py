@@ -138,7 +138,11 @@ class Program:
         return tuple(int(n) for n in self.rng.integers(1, 6, 2))
 
     def operand(self, size, like):
-        """A view, or a number that ``like``'s type holds."""
+        """A view, or a number or a vector that ``like``'s type holds."""
+        if self.rng.integers(6) == 0:
+            shape = pick(self.rng, (size[1:], (1, size[1]), (size[0], 1), (1,)))
+            vector = self.rng.integers(-1, 3, shape).astype(like.dtype)
+            return Named(vector, vector, f"the vector {vector.tolist()} of shape {shape}")
         if self.rng.integers(4) == 0:
             number = pick(self.rng, (2, -1, 1j)) if like.dtype.kind == "c" else pick(self.rng, (2, -1))
             return Named(number, number, repr(number))
