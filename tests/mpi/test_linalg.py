@@ -124,13 +124,42 @@ def numbers_of(a, whole):
     yield "det", far(la.det(a), np.linalg.det(whole))
     yield "det's type", None if type(la.det(a)) is whole.dtype.type else f"{type(la.det(a))}"
     yield "slogdet", far(la.slogdet(a), np.linalg.slogdet(whole))
-    for which in (None, "fro", 1, np.inf):
+    for which in (None, "fro", 1, np.inf, 2, -2, "nuc"):
         yield f"norm {which}", far(la.norm(a, which), np.linalg.norm(whole, which))
-    for which in (1, np.inf, "fro"):
+    for which in (1, np.inf, "fro", 2, -2, "nuc", None):
         yield f"cond {which}", far(la.cond(a, which), np.linalg.cond(whole, which))
     yield "cond", far(la.cond(a), np.linalg.cond(whole, 1))
     ratio = la.cond_estimate(a) / np.linalg.cond(whole, 1)
     yield "cond_estimate", None if 0.1 < ratio < 1.1 else f"{ratio}"
+
+
+def ranks(comm):
+    """Rank and pseudoinverse of matrices of any rank and shape, the condition of those that are not square."""
+    rng = np.random.default_rng(38)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ("float64", "complex128"):
+            for m, n, rank in ((9, 5, 5), (5, 9, 3), (7, 7, 6), (6, 4, 0), (1, 1, 1), (0, 3, 0), (3, 0, 0)):
+                whole = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
+                whole = (whole + 1j * whole if dtype[0] == "c" else whole).astype(dtype)
+                a, case = ctx.scatter(whole, block=2, order="F"), f"{dtype} {m} x {n} of rank {rank}"
+                yield f"rank, {case}", None if la.matrix_rank(a) == rank else f"{la.matrix_rank(a)}"
+                expected = np.linalg.pinv(whole, max(m, n) * np.finfo(dtype).eps)
+                yield f"pinv, {case}", far(la.pinv(a), expected)
+                if rank == min(m, n) > 0:
+                    yield f"cond, {case}", far(la.cond(a, 2), np.linalg.cond(whole))
+        values = ctx.scatter(np.diag([4.0, 2, 1, 0.5]), block=1)
+        yield (
+            "tol",
+            None if [la.matrix_rank(values, tol) for tol in (0, 1, 1.5, 9)] == [4, 2, 2, 0] else "rank",
+        )
+        yield "rcond", far(la.pinv(values, 0.25), np.diag([0.25, 0.5, 0, 0]))
+        values[3, 3] = np.nan
+        wrong = la.matrix_rank(values) or not np.isnan(la.pinv(values).allgather()).all()
+        yield "NaN", "some are numbers" if wrong else None
+        ends = [la.cond(ctx.zeros((3, 3)), p) for p in (2, -2)], la.cond(ctx.zeros((0, 3)), 2)
+        yield "nothing", None if ends == ([np.inf, np.inf], 0) else f"{ends}"
+        nothing = [la.norm(ctx.zeros((0, 3)), which) for which in (2, -2, "nuc")]
+        yield "norms of nothing", None if nothing == [0, 0, 0] else f"{nothing}"
 
 
 def determinants(comm):
@@ -171,12 +200,16 @@ def refusals(comm):
         kinds = "assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"
         differ = pb.RankMismatchError
         for expected, words, call in (
-            (nothing, ["norm: ord=2 needs singular values"], lambda: la.norm(a, 2)),
-            (nothing, ["norm: ord='nuc' needs singular values"], lambda: la.norm(a, "nuc")),
-            (nothing, ["cond: p=None needs singular values"], lambda: la.cond(a, None)),
+            (AttributeError, ["numpy.linalg.eig of a.gather()"], lambda: la.eig),
+            (AttributeError, ["scipy.linalg.expm of a.gather()"], lambda: la.expm),
+            (layout, ["svdvals: a", "float16"], lambda: la.norm(half, 2)),
+            (argument, ["tol: expected None or a number of at least 0, got -1"], lambda: la.matrix_rank(a, -1)),
+            (argument, ["rcond: expected None or a number of at least 0, got nan"], lambda: la.pinv(a, np.nan)),
+            (kind, ["rcond: expected a number, got '1'"], lambda: la.pinv(a, "1")),
+            (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.pinv(np.eye(3))),
             (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
-            (argument, ["ord: expected 'fro', 1, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
-            (argument, ["p: expected 'fro', 1 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
+            (argument, ["ord: expected 'fro', 'nuc', 1, 2, -2, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
+            (argument, ["p: expected 'fro', 'nuc', 1, 2, -2 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
             (argument, [kinds, "got 'tri'"], lambda: la.solve(a, a, "tri")),
             (argument, [kinds], lambda: la.solve(a, a, np.eye(2))),
             (argument, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
@@ -252,6 +285,10 @@ def test_beside_numpy_and_scipy(dtype):
 
 def test_determinants():
     run_mpi(determinants, 2)
+
+
+def test_ranks():
+    run_mpi(ranks, 2)
 
 
 def test_refusals():

@@ -189,7 +189,16 @@ def tuning(comm, file):
             assert pb.tune("trsm", a, b, out=b, uplo="L").best
             assert (b.local == 3).all()
             assert (d.local == 3).all()
-            refuses(ctx, pb.ArgumentError, ["limit: expected a positive number"], pb.tune, pb.matmul, a, a, limit=0)
+            refuses(
+                ctx,
+                pb.ArgumentError,
+                ["limit: expected a positive number"],
+                pb.tune,
+                pb.matmul,
+                a,
+                a,
+                limit=0,
+            )
             progress, words = 3 if comm.rank == 0 else None, ["progress: expected a function", "got 3"]
             refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
         with pb.Context(comm, engine="host") as later:  # reads the file

@@ -60,7 +60,9 @@ def extremes(comm):
 def factors(comm):
     """A vector is scaled in place by a real number in any form, also if it has no elements."""
     with pb.Context(comm, engine="host") as ctx:
-        for n, alpha in itertools.product((5, 0), (2, 2 + 0j, np.complex64(2), np.array(2), np.array(2 + 0j))):
+        for n, alpha in itertools.product(
+            (5, 0), (2, 2 + 0j, np.complex64(2), np.array(2), np.array(2 + 0j))
+        ):
             x = ctx.full((n, 1), 3.0, block=1)
             pb.blas.scal(x, alpha=alpha, out=x)
             good = np.array_equal(x.allgather(), np.full((n, 1), 6.0))

@@ -111,6 +111,8 @@ LINALG = {
         "norm",
         "cond",
         "cond_estimate",
+        "matrix_rank",
+        "pinv",
         "eigh",
         "eigvalsh",
         "svd",
