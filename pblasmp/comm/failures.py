@@ -2,7 +2,8 @@
 """How a process exits while it shares contexts with other ranks: with or without an uncaught exception.
 
 One rank shows an exception. If only one rank has it, the others are notified or ended, so that the job does not hang.
-A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does.
+A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does. At Python's
+prompt an exception does not end the process.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if _Hooks.asking and _Hooks.first is not None:
         _Hooks.first(kind, error, trace)  # a hook that was set after ours, as PyTorch's, calls ours in turn
         return
-    for ref, _ in reversed(_watched):
+    goes_on = hasattr(sys, "ps1")  # at Python's prompt an exception ends nothing
+    for ref, _ in () if goes_on else reversed(_watched):
         context = ref()
         if context is not None:
             context.fail(error)

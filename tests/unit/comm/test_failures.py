@@ -47,6 +47,14 @@ def test_every_context_is_told_and_it_is_shown(shown):
     assert shown == [error]  # once, however many contexts there are
 
 
+def test_at_the_prompt_contexts_outlast_an_exception(shown, monkeypatch):
+    """Python shows it by the same hook, and goes on."""
+    context = Told()
+    failures.watch(context, Serial())
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert (shown, context.errors) == ([uncaught(ValueError("mine"))], [])
+
+
 def test_hooks_that_call_each_other_end(shown):
     """As PyTorch's, which are set between contexts, each with the one of before."""
     contexts, calls = [Told() for _ in range(3)], []
