@@ -155,9 +155,8 @@ class ScalapackRoutine(PblasRoutine):
         """Compute, and return INFO. Collective over the grid."""
         written, info = [matrices[name] for name in self.written if name in matrices], 0
         ctx = matrices["a"].context
-        if not (written and not any(x.size for x in written)) and not (
-            values.get("k") == 0 and "side" in values
-        ):
+        nothing = not any(x.size for x in written) and "m" not in self.unread  # else M, 0 then, is written
+        if not (written and nothing) and not (values.get("k") == 0 and "side" in values):
             letter = element_type(matrices["a"].dtype).blas
             with ctx.running(
                 f"p{letter}{self.name}"

@@ -197,8 +197,9 @@ def faults(ctx, call):
     spoiled = call.arguments(call.held(np.full((4, 4), np.nan)))
     info = pblas.pdsyevr("V", "V", "L", 4, *spoiled, 0.0, 3.0, 1, 1, one, None, w, *z)
     yield "NaN in a range", None if info == 0 and one[0] == 4 and np.isnan(w).all() else f"{one} {w}"
-    empty = pblas.pdsyevr("V", "I", "L", 0, *a, 0, 0, 1, 0, None, None, w, *z)
-    yield "empty", None if empty == 0 else f"{empty}"
+    counted = np.full(2, -7, np.int32)
+    empty = pblas.pdsyevr("V", "I", "L", 0, *a, 0, 0, 1, 0, counted[:1], counted[1:], w, *z)
+    yield "empty", None if empty == 0 and not counted.any() else f"{empty} {counted}"
 
 
 @pytest.mark.parametrize(("nranks", "keep"), [(1, 5), (2, 3)])
