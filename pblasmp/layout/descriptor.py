@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
@@ -236,9 +235,11 @@ class MatrixDescriptor(Value):
 
         Source: ScaLAPACK TOOLS, DESCINIT.
         """
-        if not isinstance(desc, Iterable):
-            raise ArgumentTypeError(f"desc: expected 9 integers, got {short_repr(desc)}")
-        values = [integer(v, f"desc[{i}]", -1) for i, v in enumerate(desc)]
+        try:
+            given = [*desc]
+        except TypeError:
+            raise ArgumentTypeError(f"desc: expected 9 integers, got {short_repr(desc)}") from None
+        values = [integer(v, f"desc[{i}]", -1) for i, v in enumerate(given)]
         if len(values) != 9:
             raise LayoutError(f"a ScaLAPACK descriptor has 9 integers, got {len(values)}")
         kind, _, m, n, mb, nb, rsrc, csrc, lld = values

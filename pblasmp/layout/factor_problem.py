@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -144,25 +144,47 @@ class FactorProblem(Problem):
         """Return what makes no sense, in words. Local."""
         found: list[str] = []
         rows, cols = self.a.shape
-        if self.routine in ("cholesky", "triangular", "condition", "eigh") and rows != cols:
+        solves_square = self.routine == "lu" and self.d is not None
+        if (
+            self.routine in ("cholesky", "triangular", "condition", "eigh") or solves_square
+        ) and rows != cols:
             found.append(f"a: expected a square matrix, got {rows} x {cols}")
         if self.routine == "lstsq" and (rows < cols or self.b is None or self.d is None):
             found.append(f"lstsq: expected at least as many rows as columns, b and d, got {rows} x {cols}")
         if self.c is not None and self.routine != "svd" and self.c.shape != self.a.shape:
             found.append(f"c: expected the shape of a, {self.a.shape}, got {self.c.shape}")
-        if self.d is not None and self.routine in ("cholesky", "lu", "triangular", "lstsq"):
-            b = self.a if self.inverse else self.b
-            rows, cols = (cols, rows) if self.routine == "lstsq" and self.op != "N" else (rows, cols)
-            if b is None:
-                found.append("b: missing: d is the solution for its columns")
-            elif b.shape[0] != rows:
-                found.append(f"b: expected {rows} rows, got {b.shape[0]}")
-            elif self.d.shape != (cols, b.shape[1]):
-                found.append(f"d: expected {cols} x {b.shape[1]}, got {self.d.shape[0]} x {self.d.shape[1]}")
+        found += self._missing()
+        if self.d is not None:
+            found += self._beside(self.d)
         for name, x in (("b", self.b), ("c", self.c), ("d", self.d)):
             if x is not None and x.dtype != self.a.dtype:
                 found.append(f"{name}: dtype is {x.dtype}, expected {self.a.dtype} like a")
         return found
+
+    def _missing(self) -> Iterator[str]:
+        by_q = self.routine == "qr" and self.factored
+        if self.c is None and self.routine == "qr" and not by_q:
+            yield "c: missing: it holds the factors"
+        solves = self.b is not None and self.routine in ("cholesky", "lu")
+        if self.d is None and (solves or by_q or self.routine == "triangular"):
+            yield "d: missing: it holds the result"
+
+    def _beside(self, d: MatrixDescriptor) -> Iterator[str]:
+        """Say what of the right-hand sides, or of what Q is multiplied by, does not fit to A and the result."""
+        if self.routine not in ("cholesky", "lu", "triangular", "lstsq", "qr"):
+            return
+        b = self.a if self.inverse else self.b
+        rows, cols = self.a.shape
+        if self.routine == "qr":
+            b, cols = (d if self.b is None else self.b), rows  # without b that of the identity
+        elif self.routine == "lstsq" and self.op != "N":
+            rows, cols = cols, rows
+        if b is None:
+            yield "b: missing: d is the solution for its columns"
+        elif b.shape[0] != rows:
+            yield f"b: expected {rows} rows, got {b.shape[0]}"
+        elif d.shape != (cols, b.shape[1]):
+            yield f"d: expected {cols} x {b.shape[1]}, got {d.shape[0]} x {d.shape[1]}"
 
     def _keys(self) -> dict[str, Any]:
         return {"factorization": self.routine, **self.options}

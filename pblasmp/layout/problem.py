@@ -140,7 +140,7 @@ class MatmulProblem(Problem):
         def operand(
             rows: int, cols: int, rb: int, cb: int, op: str, letter: str, kind: DTypeLike
         ) -> MatrixDescriptor:
-            shape, blocks = ((rows, cols), (rb, cb)) if op == "N" else ((cols, rows), (cb, rb))
+            shape, blocks = ((rows, cols), (rb, cb)) if one_of(op, "N") else ((cols, rows), (cb, rb))
             memory: MemoryOrder = "F" if letter == "F" else "C"
             return MatrixDescriptor(shape, blocks, grid, dtype=kind, order=memory)
 

@@ -145,6 +145,12 @@ def test_factorizations():
         "a: expected a square matrix, got 8 x 6": pb.FactorProblem("cholesky", a=tall, c=tall),
         "lstsq: .*, b and d, got 8 x 6": pb.FactorProblem("lstsq", a=tall, c=tall),
         r"c: expected the shape of a, \(8, 6\), got \(512, 512\)": pb.FactorProblem("lu", a=tall, c=d),
+        "c: missing": pb.FactorProblem("qr", a=tall),
+        "d: missing": pb.FactorProblem("triangular", a=d, b=d),
+        "^d: missing": pb.FactorProblem("qr", a=tall, factored=True),
+        "d: missing: it": pb.FactorProblem("lu", a=d, b=d),
+        "^a: expected a square matrix, got 8 x 6": pb.FactorProblem("lu", a=tall, b=tall, d=tall),
+        "d: expected 512 x 512, got 8 x 6": pb.FactorProblem("qr", a=d, b=d, c=d, d=tall),
     }.items():
         with pytest.raises(pb.ArgumentError, match=words):
             faulty.traffic()

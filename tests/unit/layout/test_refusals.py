@@ -155,6 +155,7 @@ CALLS = [
     (lambda: scalapack(1, 0, 9, 8, 2, 3, 0, 0, 3), "ld: 3 is too small: the local arrays are up to 5 rows high"),
     (lambda: scalapack(1, 0, 9.0, 8, 2, 3, 0, 0, 5), "desc[2]: expected an integer, got 9.0"),
     (lambda: MatrixDescriptor.from_scalapack(7, GRID), "desc: expected 9 integers, got 7"),
+    (lambda: MatrixDescriptor.from_scalapack(np.array(7), GRID), "desc: expected 9 integers, got array(7)"),
     *((partial(to_scalapack, **how), "a ScaLAPACK descriptor holds 32-bit integers, got 2147483648") for how in
       ({"shape": (2**31, 1)}, {"shape": (1, 2**31)}, {"block": (2**31, 1)}, {"block": (1, 2**31)}, {"ld": 2**31})),
     # -- problems
@@ -168,6 +169,7 @@ CALLS = [
     *((partial(gemm, order=given), f"{ORDERS} {given!r}") for given in ("CF", "K", 7, "")),
     (lambda: gemm(op_a="t"), f"op_a: {OPS} 't'"),
     (lambda: gemm(op_b="H"), f"op_b: {OPS} 'H'"),
+    (lambda: gemm(op_b=np.zeros(2)), f"op_b: {OPS} array("),
     (lambda: matmul(a=None), "a: expected a MatrixDescriptor, got None"),
     (lambda: matmul(b=3), "b: expected a MatrixDescriptor, got 3"),
     (lambda: matmul(d=None), "d: expected a MatrixDescriptor, got None"),
