@@ -340,6 +340,7 @@ def illegal_here(comm):
             ("no communicator", (pb.ArgumentError, ["communicator", "(on rank 1)"]), pblas.gridinit,
              ("x" if bad else ctx, "Row", 1, 2)),
             ("barrier", wrong, pblas.blacs_barrier, (grids[1], "q" if bad else "A")),
+            ("a barrier of an unknown context", wrong, pblas.blacs_barrier, (77 if bad else grids[1], "A")),
             ("another element", unlike, pblas.pdelget, ("R", " ", None, array, 1, 4 if bad else 1, desc)),
             ("another call", apart, *((ctx.eye, ((2, 2),)) if bad else (pblas.blacs_barrier, (grids[1], "A")))),
         ):  # fmt: skip

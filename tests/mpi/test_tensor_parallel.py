@@ -473,9 +473,22 @@ def other_tokens(comm):
         yield "many numbers of tokens", None if p == 1 or count == 560 else f"{count} votes"
 
 
+def few_tokens(comm):
+    """A call with fewer tokens than ranks is read, whatever calls were made before."""
+    rng, p = np.random.default_rng(68), comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        for form in FORMS:
+            for tokens in (8 * p, 6 * p, p - 1):
+                case, before = Case(rng, comm, form, "float32", tokens, 4 * p, 3 * p), inside.votes(ctx)
+                assert unlike(case(ctx), case.expected()) is None, f"{form} of {tokens} tokens"
+            assert inside.votes(ctx) > before + 1, f"{form} of {tokens} tokens was not read"
+
+
 @pytest.mark.parametrize("nranks", [*only_long(1), 2, *only_long(3)])
 def test_other_numbers_of_tokens(nranks):
     run_on_one_node(other_tokens, nranks)
+    if nranks > 1:
+        run_on_one_node(few_tokens, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])

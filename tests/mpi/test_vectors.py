@@ -171,6 +171,11 @@ def known_calls(comm):
     desc[2] -= 1
     refuses(ctx, pblas.ParameterError, [], dot)
     desc[2] += 1
+    line = np.full((1, pblas.numroc(n, block, col, 0, 2)), 2.0, order="F")
+    of_line = pblas.descinit(1, n, 1, block, 0, 0, ictxt, 1)  # all of a matrix of one row
+    for exact in (n, np.int64(n)):  # a direct call, and one that looks closer
+        found = pblas.pdasum(exact, None, line, 1, 1, of_line, 1)
+        assert found == (0 if row else 2.0 * n), f"{exact!r}: {found} in process row {row}"
     before = x.ctypes.data
     x.resize((64 * rows, 1 - col), refcheck=False)
     x[...] = 1

@@ -101,6 +101,29 @@ def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
     assert "asnumpy" not in lib.gpu.copies
 
 
+def in_one_piece(comm: Any, path: str) -> None:
+    """All that a rank has goes to another one by NCCL: from where it is, and to where it belongs unless converted."""
+    with context(path, Multiplying, comm=comm) as (ctx, lib), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faults, "moves_unseen", lambda *_: True)
+        for of, to, waiting in (
+            ("float32", "float32", 0),
+            ("float32", "float64", 4),
+            ("float64", "float32", 8),
+        ):
+            d = pb.MatrixDescriptor((4, 6), (2, 6), pb.Grid(2, 1), dtype=of)
+            x = ctx.from_function(lambda i, j: 10 * i + j, d)
+            lib.gpu.allocations.clear()
+            moved = x.redistribute(replace(d, source=(1, 0), dtype=to))
+            assert sum(lib.gpu.allocations) == moved.local.nbytes + 12 * waiting
+            rows = [[10 * i + j for j in range(6)] for i in range(4)]
+            assert np.array_equal(moved.local, rows[2:] if ctx.rank == 0 else rows[:2])
+
+
+@starts_ranks
+def test_messages_in_one_piece_are_not_packed(stand_in):
+    run_mpi(in_one_piece, 2, path=stand_in(1000))
+
+
 def test_which_gpus_reach_each_other():
     gpus = [SimpleNamespace(why_no_windows=why) for why in ("", "there are several domains")]
     assert [move.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False]
