@@ -83,11 +83,6 @@ def messages(ctx: Any, rank: int) -> tuple[int, int]:
     return ctx.control._counts["to", rank], ctx.control._counts["from", rank]
 
 
-def wait_patiently(ctx: Any, patient: bool) -> None:
-    """Have ranks wait as those that share cores, or as those that have their own."""
-    ctx.comm.patient = ctx.control.patient = ctx.engine._node.patient = patient
-
-
 def is_open(ctx: Any) -> bool:
     return ctx._open
 

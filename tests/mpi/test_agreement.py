@@ -248,7 +248,7 @@ class _Indexless:
 def odd_values_on_one_rank(comm):
     """Values whose text, hash or conversion fails where no rank has agreed yet."""
     bad = comm.rank == comm.size - 1
-    huge, span = 10**5000, np.timedelta64(3)
+    huge, span = 10**5000, np.timedelta64(3, "s")
     with pb.Context(comm, engine="host") as ctx:
         error = Timed(ctx)
         a = scattered(ctx, pb.MatrixDescriptor((6, 6), (2, 3), pb.Grid.squarest(comm.size)), np.eye(6))

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.product import Product
-from pblasmp.engines.protocol import Method
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, refuses, scattered, unlike
@@ -325,66 +323,6 @@ def test_what_measure_would_take(tmp_path):
     run_mpi(to_be_measured, 2, file=str(tmp_path / "tuning.json"))
 
 
-class Sevens(Product):
-    """Every number of the result is 7."""
-
-    path = "sevens"
-
-    def _queue(self, operands):
-        operands.d[...] = 7
-
-
-class SevensMethod(Method):
-    """An algorithm for every problem."""
-
-    name = "sevens"
-
-    def __init__(self, cost):
-        self._cost = cost
-
-    def serves(self, problem):
-        return True
-
-    def refusal(self, engine, problem, options, operands):
-        return "7 is not wanted" if options.alpha == 3 else ""
-
-    def cost(self, engine, problem, options):
-        return self._cost
-
-    def prepare(self, engine, problem, options, operands):
-        return Sevens()
-
-
-def one_row(comm):
-    """An algorithm is a row: it has a name everywhere, is in every report, and "auto" takes the cheapest."""
-    rng = np.random.default_rng(76)
-    with pb.Context(comm, engine="host") as ctx:
-        for cost in (100.0, 0.0):
-            row = SevensMethod(cost)
-            ctx.engine.methods = (row, *type(ctx.engine).methods)
-            for name, function, args, how in calls(ctx, rng):
-                expected = np.full_like(local(function(*args, **how, algo=NAMES[name][0])), 7)
-                result = local(function(*args, **how, algo="sevens"))
-                seven = result == 7
-                if name in (
-                    *UPDATES,
-                    "tradd",
-                ):  # a new result begins as C, sevens are everywhere all the same
-                    seven = result == expected
-                wrong = None if seven.all() else f"{result}"
-                with pb.plan(function, *args, **how) as plan:
-                    report = plan.report()
-                said = report.algorithm == "sevens" if cost == 0 else report.algorithm in NAMES[name]
-                listed = set(report.algorithms) == {"sevens", *NAMES[name]}
-                found = pb.algorithms(plan.problem, ctx)
-                listed = listed and set(found) == set(report.algorithms)
-                yield f"{name} at {cost}", wrong or (None if said and listed else str(report))
-                words = ["algo 'sevens': 7 is not wanted"]
-                how = {**how, "alpha": 3, "algo": "sevens"}
-                refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
-                yield f"{name} refused at {cost}", refused
-
-
 def nothing_is_held(comm):
     """After a plain call the library refers to no array of the user's."""
     rng = np.random.default_rng(77)
@@ -528,11 +466,6 @@ def test_refusals(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_algorithms_are_told_as_plans_report_them(nranks):
     run_mpi(told, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_an_algorithm_is_one_row(nranks):
-    run_on_one_node(one_row, nranks)  # "pull" reads what the ranks of a node share
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

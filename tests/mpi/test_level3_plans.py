@@ -23,43 +23,6 @@ def square(ctx, extent, block, dtype="float64", **more):
     )
 
 
-def runs(comm):
-    rng = np.random.default_rng(61)
-    with pb.Context(comm, engine="host") as ctx:
-        d = square(ctx, 13, 3)
-        a, b = (scattered(ctx, d, numbers(rng, d.shape, "float64")) for _ in "ab")
-        with pb.plan(pb.blas.syrk, a) as plan:
-            words = ["b: its layout is", "the plan is for no matrix"]
-            refuses(ctx, pb.ArgumentError, words, plan, b=b)
-        with pb.plan(pb.blas.trsm, ctx.eye(d), b) as plan:
-            report = plan.report()
-        told = "trsm side=L uplo=L op_a=N diag=N of 13 x 13" in str(report)
-        told &= (
-            report.path == ("shared" if ctx.size > 1 else "gathered") and report.workspace == plan.workspace
-        )
-        yield "its report", None if told else str(report)
-
-
-def moves(comm):
-    """C in another layout than the result is moved, and the report says so."""
-    rng = np.random.default_rng(62)
-    with pb.Context(comm, engine="host") as ctx:
-        fine, coarse = square(ctx, 11, 2), square(ctx, 11, 5, order="F")
-        x, z = numbers(rng, fine.shape, "float64"), numbers(rng, fine.shape, "float64")
-        a, c = scattered(ctx, fine, x), scattered(ctx, coarse, z)
-        whole = numbers(rng, fine.shape, "float64")
-        out = scattered(ctx, fine, whole)
-        expected = np.where(np.tri(11, dtype=bool), x.T @ x - z, whole)
-        with pb.plan(pb.blas.syrk, a, c, op_a="T", beta=-1, out=out) as plan:
-            wrong = misplaced(plan(), expected)
-            text = str(plan.report())
-        told = "c is moved to" in text and "c is moved to the layout of the result" in text
-        yield "moved", wrong or (None if told or ctx.size == 1 else text)
-        odd = scattered(ctx, square(ctx, 13, 3), np.pad(x, 1))[1:12, 1:12]
-        result = pb.blas.syrk(odd)
-        yield "any offset is taken as it is", misplaced(result, np.tril(x @ x.T))
-
-
 def sums(comm, nodes):
     """Sums of matrices that are dealt out alike: op(A) is read from the rank that has it, sent from other nodes."""
     with pb.Context(comm, engine="host") as ctx:
@@ -215,16 +178,6 @@ def triangles(comm):
             (["out: expected a DistributedMatrix"], lambda: a.redistribute(out=1)),
         ):
             refuses(ctx, pb.ArgumentError, words, call)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_plans(nranks):
-    run_mpi(runs, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_what_is_moved(nranks):
-    run_mpi(moves, nranks)
 
 
 @pytest.mark.parametrize(("nranks", "nodes"), [(1, 1), *only_long((4, 1)), (4, 2)])

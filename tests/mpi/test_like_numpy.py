@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -31,6 +32,7 @@ from tests.helpers.cases import (
     product,
     refuses,
     scattered,
+    short_messages,
     unlike,
 )
 from tests.helpers.mpi import run_mpi
@@ -224,6 +226,8 @@ class Program:
 
     def unary(self):
         x = self.any_view(self.size())
+        types = ("complex64", "complex128") if x.array.dtype.kind == "c" else ALL_TYPES
+        to = layout(self.rng, x.array.shape, self.ctx.size, dtype=pick(self.rng, types))
         text, found, expected = pick(
             self.rng,
             (
@@ -231,7 +235,7 @@ class Program:
                 (f"{x.text}.copy()", x.matrix.copy(), x.array),
                 (f"{x.text}.H", x.matrix.H, x.array.conj().T if x.array.dtype.kind == "c" else x.array.T),
                 (f"{x.text}.astype(complex128)", x.matrix.astype("complex128"), x.array.astype("complex128")),
-                (f"{x.text}.redistribute(order=F)", x.matrix.redistribute(order="F"), x.array),
+                (f"{x.text}.redistribute({to})", x.matrix.redistribute(to), x.array.astype(to.dtype)),
             ),
         )
         return text, misplaced_view(found, expected)
@@ -306,11 +310,15 @@ class Program:
             ((i, j), f"[{i}, {j}]"), (np.int64(i), f"[{i}]"), ((i, np.s_[:]), f"[{i}, :]"),
             ((np.s_[:], j), f"[:, {j}]"),
             (np.s_[:stop], f"[:{stop}]"), ((np.s_[:stop:1], np.s_[start:]), f"[:{stop}:1, {start}:]"),
-            (..., "[...]"), ((i, np.s_[start:]), f"[{i}, {start}:]"),
+            (..., "[...]"), ((i, np.s_[start:]), f"[{i}, {start}:]"), (np.s_[..., j], f"[..., {j}]"),
+            (np.s_[i, ...], f"[{i}, ...]"), (np.s_[..., :stop], f"[..., :{stop}]"),
+            (np.s_[..., i, j], f"[..., {i}, {j}]"), (np.s_[i, ..., j], f"[{i}, ..., {j}]"),
+            (np.s_[start:, :, ...], f"[{start}:, :, ...]"),
         ))  # fmt: skip
         expected, found = x.array[where], x.matrix[where]
         if isinstance(found, pb.DistributedMatrix):
-            two = expected.reshape(len(expected), 1) if text.startswith("[:,") else np.atleast_2d(expected)
+            column = text.startswith(("[:,", "[...,")) and expected.ndim == 1
+            two = expected.reshape(-1, 1) if column else np.atleast_2d(expected)
             wrong = misplaced_view(found, two)
         else:
             wrong = unlike(np.asarray(found), np.asarray(expected))
@@ -419,9 +427,10 @@ def program(comm, tape):
         warnings.simplefilter("ignore")  # 8-bit floats overflow
         program = Program(ctx, Tape(tape))
         layouts = ", ".join(f"{x.text}: {x.matrix.descriptor!r}" for x in program.matrices)
-        for _ in range(STATEMENTS):
-            text, wrong = program.step()
-            assert not wrong, f"{text} with {layouts}: {wrong}"
+        with short_messages(pick(program.rng, (24, 300, 1 << 22))):
+            for _ in range(STATEMENTS):
+                text, wrong = program.step()
+                assert not wrong, f"{text} with {layouts}: {wrong}"
 
 
 def _add_in_transpose(a):
@@ -503,7 +512,7 @@ def as_written(comm):
             words = ["a sub-matrix has step 1", f"on rank {comm.size - 1}"]
             call = a.__setitem__, np.s_[:: 2 if last else 1, :], a
             refuses(ctx, pb.ArgumentError, words, *call)
-        two = max(1, comm.size - 1)
+        two, beyond = max(1, comm.size - 1), pb.Grid(comm.size + 1, 1)
         some = np.ones((2, 2)) if comm.rank < two and comm.size > 2 else None
         ranks = list(range(two)) if comm.size > 2 else []
         for error, words, call, *given in (
@@ -517,6 +526,13 @@ def as_written(comm):
             (pb.ArgumentError, ["A[3, 4]"], a.__getitem__, (0, 0, 0)),
             (pb.ArgumentError, ["A[3, 4]"], a.__getitem__, True),
             (pb.ArgumentError, ["A[3, 4]"], a.__getitem__, [0, 1]),
+            (pb.ArgumentError, ["slice"], a.__getitem__, np.s_[:, 0:6:2]),
+            (pb.ArgumentError, ["slice"], a.__getitem__, np.s_[:1, :1, :1]),
+            (pb.ArgumentError, ["expected integers or slices"], a.__setitem__, (..., ...), 1),
+            (pb.ArgumentError, ["expected integers or slices"], a.__setitem__, (..., 1, 2, 3), 1),
+            (pb.ArgumentError, ["(12, 12)"], a.redistribute, layout(rng, (12, 13), comm.size)),
+            (pb.ArgumentError, [f"needs {comm.size + 1} ranks"], a.redistribute, replace(d, grid=beyond)),
+            (pb.ArgumentError, ["does not convert"], ctx.zeros((12, 12), dtype="complex64").redistribute, d),
             (pb.ArgumentError, ["bool", "dtype="], a.map, lambda v: v > 0),
             (pb.ArgumentError, ["returned 3"], a.map, lambda v: 3),
             (pb.ArgumentError, ["<memory"], a.map, lambda v: memoryview(np.ones(v.shape))),

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import pickle
-import time
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers import inside
 from tests.helpers.cases import (
     TYPES,
     first,
@@ -25,7 +23,7 @@ from tests.helpers.cases import (
     unlike,
 )
 from tests.helpers.mpi import run_mpi
-from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.slow import draws, only_long
 
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
 BLOCKS = ((1, 1), (2, 3), (7, 4), (40, 50))
@@ -123,28 +121,6 @@ def conversions(comm):
         yield "from_function broadcasts a column", misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]]))
 
 
-def large(comm):
-    """Blocks whose parts cross the length of a message: it is what cuts them, not a smaller one of pblasmp's."""
-    rng = np.random.default_rng(3)
-    values = rng.integers(-99, 99, (1300, 1201)).astype(np.float64)  # 12 MiB
-    with pb.Context(comm, engine="host") as ctx:
-        for order, block in in_turn("CF", ((64, 64), (650, 1201), (1, 7)), keep=2):
-            d = layout(
-                rng, values.shape, comm.size, grid=pb.Grid.squarest(comm.size), block=block, order=order
-            )
-            a = ctx.scatter(values if comm.rank == 0 else None, d)
-            moved = a.redistribute(layout(rng, values.shape, comm.size, block=(500, 100)))
-            whole = moved.gather(comm.size - 1)
-            yield (
-                f"{d}",
-                first(
-                    misplaced(a, values),
-                    misplaced(moved, values),
-                    unlike(whole, values) if whole is not None else None,
-                ),
-            )
-
-
 def groups(comm):
     """Contexts over parts of the world, ranks in another order, several at once and one within another."""
     rng = np.random.default_rng(4)
@@ -190,26 +166,6 @@ def groups(comm):
         c.Free()
 
 
-def patience(comm):
-    """Ranks that share cores wait another way than those that have their own: both on this machine."""
-    rng = np.random.default_rng(5)
-    with pb.Context(comm, engine="host") as ctx:
-        for patient in (True, False):
-            inside.wait_patiently(ctx, patient)
-            d = layout(rng, (60, 50), comm.size, grid=pb.Grid.squarest(comm.size), block=(3, 2))
-            values = numbers(rng, d.shape, d.dtype)
-            with short_messages(100):
-                a = ctx.scatter(values if comm.rank == 1 else None, d, 1)
-                b = a.redistribute(layout(rng, d.shape, comm.size))
-                whole = (a @ a.T).allgather()
-            yield (
-                f"{patient=}",
-                first(misplaced(a, values), misplaced(b, values), unlike(whole, values @ values.T)),
-            )
-            if comm.rank == 0:
-                time.sleep(0.05)  # the others have to wait
-
-
 def pickled(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((4, 4), block=2)
@@ -232,15 +188,6 @@ def test_there_and_back_in_every_layout(nranks):
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_types_are_converted(nranks):
     run_mpi(conversions, nranks)
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(4)])
-def test_messages_of_many_mebibytes(nranks):
-    run_mpi(large, nranks)
-
-
-def test_both_ways_to_wait():
-    run_mpi(patience, 3)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -68,28 +68,6 @@ def same_bits(comm, name):
         assert len(set().union(*comm.allgather(bits))) == 1
 
 
-def one_after_another(comm):
-    """No rank writes what a slow one still reads."""
-    x, w = np.full((200, 8), comm.rank + 1.0), np.ones((100, 8))
-    total = 8.0 * sum(range(1, comm.size + 1))
-    of_rank = 8.0 * np.arange(1, comm.size + 1)
-    expected = {
-        "matmul_allreduce": total,
-        "matmul_reduce_scatter": total,
-        "allgather_matmul": of_rank.repeat(200)[:, None],
-        "matmul_allgather": of_rank.repeat(100),
-    }
-    with pb.Context(comm, engine="host") as ctx:
-        for i in range(40):
-            if i % comm.size == comm.rank:
-                np.linalg.qr(np.random.default_rng(i).random((150, 150)))  # this one comes late
-            form = list(expected)[i % 4]
-            operands = (
-                (np.ones((200, 8)), x[:100] * (i + 1)) if form == "matmul_allgather" else (x * (i + 1), w)
-            )
-            assert (getattr(pb, form)(*operands, ctx) == expected[form] * (i + 1)).all()
-
-
 def shared_memory(comm):
     """A plan reports the memory that its ranks share."""
     for (form, name), dtype in itertools.product(NAMES, ("float32", "bfloat16")):
@@ -122,19 +100,6 @@ def by_rule(comm):
             x, w = (np.ones((length, 8), np.float32) for length in (tokens, outputs))
             with pb.plan(function, x, w, ctx, **how) as plan:
                 assert plan.report().algorithm == name, (function.__name__, tokens, how)
-
-
-def several_nodes(comm):
-    os.environ["PBLASMP_RANKS_PER_NODE"] = "1"
-    try:
-        with pb.Context(comm, engine="host") as ctx:
-            with pytest.raises(pb.UnsupportedError, match="share no memory"):
-                pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx, algo="two_shot")
-            assert (pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx) == 4 * comm.size).all()
-            case = Case(np.random.default_rng(7), comm, "matmul_allreduce", "float64", 5, 3, 4, draw=small)
-            assert unlike(case(ctx, algo="push"), case.expected()) is None
-    finally:
-        del os.environ["PBLASMP_RANKS_PER_NODE"]
 
 
 def nothing_to_gather(comm, file):
@@ -244,24 +209,6 @@ def taken():
         log.setLevel(before)
 
 
-def measured_first(comm, file):
-    x, w = np.ones((64, 8)), np.ones((32, 8))
-    with kept_in(file), pb.Context(comm, engine="host") as ctx:
-        assert (pb.matmul_reduce_scatter(x, w, ctx, algo="measure") == 8 * comm.size).all()
-        assert len(ctx.engine.measured.entries) == 1
-        with pb.plan(pb.matmul_reduce_scatter, x, w, ctx, algo="measure") as plan:
-            assert "measured on this machine" in str(plan.report())
-        assert len(ctx.engine.measured.entries) == 1
-
-
-def broken_file(comm, file):
-    warns = pytest.warns(UserWarning, match="half-written") if comm.rank == 0 else contextlib.nullcontext()
-    with kept_in(file), contextlib.ExitStack() as stack:
-        with warns:
-            ctx = stack.enter_context(pb.Context(comm, engine="host"))
-        assert (pb.matmul_allreduce(np.ones((16, 8)), np.ones((8, 8)), ctx) == 8 * comm.size).all()
-
-
 class Falls(Product):
     """An algorithm whose run fails on the last rank alone."""
 
@@ -316,10 +263,6 @@ def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
     run_on_one_node(same_bits, 3, name=name)
 
 
-def test_one_product_after_another_keeps_results_apart():
-    run_mpi(one_after_another, 3)  # so that each rank is late in each of the four
-
-
 def test_the_workspace_is_what_the_ranks_share():
     run_on_one_node(shared_memory, 3)
 
@@ -329,10 +272,6 @@ def test_the_choice_by_rule(nranks):
     run_on_one_node(by_rule, nranks)
 
 
-def test_ranks_of_several_nodes_share_nothing():
-    run_mpi(several_nodes, 2)
-
-
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
     run_mpi(tuning, nranks, file=str(tmp_path / "tuning.json"), timeout=120)
@@ -340,13 +279,3 @@ def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
 
 def test_plain_functions_go_by_what_is_measured_after_their_first_call(tmp_path):
     run_on_one_node(tuned_after_a_call, 2, file=str(tmp_path / "tuning.json"), timeout=120)
-
-
-def test_measuring_inside_the_first_plan(tmp_path):
-    run_mpi(measured_first, 2, file=str(tmp_path / "tuning.json"), timeout=120)
-
-
-def test_a_broken_file_is_ignored_with_a_warning(tmp_path):
-    file = tmp_path / "tuning.json"
-    file.write_text('{"kind": "pblasmp tuning", "version": 1, "measurements": [{"mach')
-    run_mpi(broken_file, 2, file=str(file))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: run again, on other matrices, one among others; what they report, what memory they take, how they end."""
+"""Plans: what they refuse and report, what memory they take, how they end; ``test_calls.py`` runs them."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import tracemalloc
 
@@ -16,37 +15,18 @@ from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers import inside
 from tests.helpers.cases import (
     first,
-    layout,
     misplaced,
     numbers,
-    product,
     refuses,
     scattered,
 )
 from tests.helpers.mpi import run_mpi, run_on_one_node
-
-PATHS = ("shared", "gathered", "panels", "stationary")
 
 
 def _square(ctx, extent, block, dtype="float64", grid=None, **more):
     return pb.MatrixDescriptor(
         (extent, extent), (block, block), grid or pb.Grid.squarest(ctx.size), dtype=dtype, **more
     )
-
-
-def runs(comm):
-    """Plans that take turns in the same buffers."""
-    HostOperations.panel = 6
-    rng = np.random.default_rng(41)
-    with pb.Context(comm, engine="host") as ctx:
-        plans, expected = [], []
-        for extent, path in itertools.product((9, 30, 17), PATHS):
-            x, y = numbers(rng, (2, extent, extent), "float64")
-            a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
-            plans.append(pb.plan(pb.matmul, a, b, algo=path))
-            expected.append(x @ y)
-        for i in rng.integers(len(plans), size=20).tolist():
-            yield f"plan {i} among others", misplaced(plans[i](), expected[i])
 
 
 def misuse(comm):
@@ -264,44 +244,6 @@ def long_messages_hold_little(comm):
             )
 
 
-def moved_first(comm):
-    """Only a C that is read is moved, where it is not D's, and said."""
-    rng = np.random.default_rng(46)
-    with pb.Context(comm, engine="host") as ctx:
-        fitting, coarse = _square(ctx, 18, 4), _square(ctx, 18, 5)
-        x, y, z = numbers(rng, (3, 18, 18), "float64")
-        a, b, out = scattered(ctx, fitting, x), scattered(ctx, coarse, y), ctx.zeros(fitting)
-        for beta, case in ((2, coarse), (0, coarse), (2, fitting)):
-            c = scattered(ctx, case, z)
-            with pb.plan(pb.matmul, a, b, c, out=out, beta=beta) as plan:
-                wrong = misplaced(plan(), product(x, y, z, beta=beta))
-                report = plan.report()
-            moved = beta and case is coarse and comm.size > 1  # one process has every element in its place
-            said = [line[:13] for line in report.moved] == ["c is moved to"] * bool(moved)
-            said &= all(line in str(report) for line in report.moved)
-            yield f"{beta} {case}", wrong or (None if said else str(report))
-        whole = numbers(rng, (24, 24), "float64")
-        big = scattered(ctx, _square(ctx, 24, 4), whole)
-        inside = big[3:21, 1:19]  # starts within blocks
-        with pb.plan(pb.matmul, a, b, inside, out=inside, beta=1) as plan:
-            plan()
-            whole[3:21, 1:19] += x @ y
-            moved = plan.report().moved
-        yield "as out", misplaced(big, whole) or (f"{moved}" if moved else None)
-        if comm.size == 1:
-            with pb.plan(pb.matmul, a, b) as plan:
-                report = plan.report()
-            still = report.copied_bytes == 0 and "all operands are multiplied in place" in str(report)
-            yield "blocks of one process", None if still else str(report)
-        words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
-        refuses(ctx, pb.ArgumentError, words, pb.matmul, a, ctx.zeros((5, 5), block=2))
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_plans_run_again(nranks):
-    run_mpi(runs, nranks)
-
-
 def test_plans_refuse_what_does_not_lie_as_planned():
     run_mpi(misuse, 3)
 
@@ -324,8 +266,3 @@ def test_bytes_and_memory(per_node, monkeypatch):
 def test_messages_take_little_memory(monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "2")
     run_mpi(long_messages_hold_little, 4)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_redistribute_takes_any_layout(nranks):
-    run_mpi(moved_first, nranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import pblasmp as pb
 from pblasmp.layout.schemes import OPS as SCHEME_OPS
 from tests.helpers.cases import (
     TYPES,
-    agreed_error,
     exact,
     first,
     misplaced,
@@ -76,84 +74,26 @@ def one(ctx, rng, p, algo, **how):
     return wrong
 
 
-def scalars(rng, read=True):
-    return {"alpha": pick(rng, (1, 2, -1, 0)), "beta": pick(rng, (0, 1, 2)) if read else 0}
-
-
 def every_product(comm):
-    rng = np.random.default_rng(51)
+    """By one after the other of the algorithms that take it."""
+    rng, taken = np.random.default_rng(55), set()
     with pb.Context(comm, engine="host") as ctx:
-        for case, p in problems(rng, comm.size):
+        for turn, (case, p) in enumerate(problems(rng, comm.size)):
             p.validate()
-            how = scalars(rng)
-            yield f"{case} {how}", one(ctx, rng, p, "auto", **how)
-
-
-def pushed(comm):
-    """From every rank's own GEMMs and messages, where X is gathered by rows if it is; conjugates too."""
-    rng = np.random.default_rng(53)
-    with pb.Context(comm, engine="host") as ctx:
-        taken = set()
-        for case, p in problems(rng, comm.size):
-            if p.d.grid.size < comm.size:  # elsewhere it is refused, see test_algorithms
-                continue
-            how = scalars(rng, read=p.scheme != AR)
-            x_of, words = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a), []
-            if p.scheme == AG and (x_of[1] == "N") != (x_of[0].order == "C"):
-                words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
-            else:
-                taken.add((p.scheme, p.d.order))
-                yield f"{case} {how}", one(ctx, rng, p, "push", **how)
-            if p.scheme == AR:
-                words, how["beta"] = ["algo 'push': C may differ from rank to rank"], 1
-            if words:
-                call = partial(one, ctx, rng, p, "push", **how)
-                refuses(ctx, pb.UnsupportedError, words, call)
-        missing = {*itertools.product(MAKERS, "CF")} - taken
-        yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
-
-
-def refused(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        ranks = comm.size
-        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ranks), dtype="float32", order="F")
-        a, b = ctx.zeros(d), ctx.zeros(d)
-        for scheme, words in (
-            (AG, ["a: grid is", "b: grid is", "AllGather + GEMM on"]),
-            (RS, ["GEMM + ReduceScatter"]),
-            (AR, ["GEMM + AllReduce"]),
-            (
-                "sr",
-                [
-                    (
-                        "scheme: expected one of 'gemm', 'allgather_matmul', 'matmul_reduce_scatter', "
-                        "'matmul_allreduce', got 'sr'"
-                    )
-                ],
-            ),
-        ):
-            wrong = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, op_a="T", scheme=scheme)
-            yield f"2D layouts in {scheme}", wrong
-        p = pb.MatmulProblem.allgather_matmul(4, 4, 4, ranks, order="F", dtype="float32")
-        a, b = ctx.zeros(p.a), ctx.zeros(p.b)
-        mine = AG if comm.rank else "gemm"
-        refuses(
-            ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_a="T", scheme=mine
-        )
+            how = {"alpha": pick(rng, (1, 2, -1, 0)), "beta": pick(rng, (0, 0, 1, 2))}
+            found = pb.algorithms(replace(p, c=p.d if how["beta"] else None), ctx, **how)
+            names = ["auto", *(name for name, verdict in found.items() if verdict)]
+            kind = p.scheme, p.d.order
+            algo = "push" if "push" in names and kind not in taken else names[turn % len(names)]
+            taken |= {kind} if algo == "push" else set()
+            yield f"{case} {how} {algo}", one(ctx, rng, p, algo, **how)
+        missing = {*itertools.product(MAKERS, "CF")} - taken if comm.size < 4 else None
+        yield "by push", f"{missing} were not drawn" if missing else None
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4, *only_long(6)])
 def test_every_op_in_every_mix_of_orders(nranks):
     run_mpi(every_product, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3])
-def test_schemes_by_push(nranks):
-    run_mpi(pushed, nranks)
-
-
-def test_layouts_of_no_scheme():
-    run_mpi(refused, 4)
 
 
 def unread_c(comm):
@@ -178,7 +118,17 @@ def unread_c(comm):
         wrong = ctx.zeros(p.a)
         words = ["c: shape is"]
         refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, wrong, out=c, **how)
+        words = ["algo 'push': C may differ from rank to rank"]
+        refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, beta=1, algo="push", **how)
+        square = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(comm.size, 1), order="F"))
+        for scheme, words in ((AG, "AllGather + GEMM"), (RS, "GEMM + ReduceScatter"), (AR, "GEMM + AllReduce"),
+                              ("sr", "scheme: expected one of 'gemm', 'allgather_matmul'")):  # fmt: skip
+            refuses(ctx, pb.ArgumentError, [words], pb.matmul, square, square, op_a="T", scheme=scheme)
+        mine = AG if comm.rank else "gemm"
+        refuses(
+            ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_b="T", scheme=mine
+        )
 
 
-def test_a_c_that_is_not_read_changes_nothing():
+def test_a_c_that_is_not_read_changes_nothing_and_what_is_no_scheme():
     run_mpi(unread_c, 3)
