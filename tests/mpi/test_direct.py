@@ -18,10 +18,6 @@ from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, layout, misplaced_view, part, refuses, scattered, unlike
-from tests.helpers.factor_cases import (
-    direct_blocks_of,
-    positive,
-)  # fmt: skip
 from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.slow import only_long
 
@@ -99,49 +95,6 @@ def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
     run_mpi(mixed, nranks)
 
 
-def tiny_meetings(comm):
-    """Tiny calls take one meeting, which is the vote: triangles, symmetric products, products of vectors."""
-    rng = np.random.default_rng(12)
-    n, waits = 13, []
-    with pb.Context(comm, engine="host") as ctx:
-        transport = ctx.engine.transport
-        fence, arrive = transport.fence, transport.arrive
-        square = np.eye(n) * 9 + rng.integers(-4, 5, (n, n)) / 8
-        layouts = [layout(rng, (n, n), comm.size) for _ in "abd"]
-        a, b, d = (
-            scattered(ctx, to, x) for to, x in zip(layouts, (square, square.T, 0 * square), strict=True)
-        )
-        pb.matmul(a, b, out=d)  # makes the slabs
-        transport.fence = lambda: waits.append("fence") or fence()
-        transport.arrive = lambda: waits.append("arrive") or arrive()
-        lower = np.tril(square)
-        symmetric = lower + np.tril(square, -1).T
-        for name, call, expected in (
-            (
-                "trsm",
-                lambda cols: pb.blas.trsm(a, b[:, cols], out=d[:, cols]),
-                np.linalg.solve(lower, square.T),
-            ),
-            ("trmm", lambda cols: pb.blas.trmm(a, b[:, cols], out=d[:, cols]), lower @ square.T),
-            ("symm", lambda cols: pb.blas.symm(a, b[:, cols], out=d[:, cols]), symmetric @ square.T),
-            ("matmul", lambda cols: pb.matmul(a, b[:, cols], out=d[:, cols]), square @ square.T),
-        ):
-            for cols in (slice(0, 1), slice(2, 11)):
-                call(cols)
-                yield (
-                    f"{name} {cols}",
-                    (waits and f"{waits}") or _far(d[:, cols], expected[:, cols]),
-                )
-                waits.clear()
-        transport.fence, transport.arrive = fence, arrive
-        yield "direct", (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan"
-
-
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_tiny_calls_take_one_meeting(nranks):
-    run_mpi(tiny_meetings, nranks)
-
-
 def again(comm):
     """Programs that are kept know what changes between equal calls: values, alpha, memory, and what may be written."""
     rng = np.random.default_rng(9)
@@ -210,65 +163,6 @@ def _sums_again(ctx):
     del w
     w = ctx.scatter(np.ones((n, 1)), block=4, grid=(ctx.size, 1))  # likely where the other one was
     yield "another vector", None if pb.blas.dot(v, w) == v.allgather().sum() else "the old one's sum"
-
-
-def extreme_on_one_rank(comm):
-    """A norm that one rank must scale, between calls that share operands: the ranks stay in step."""
-    n = 4 * comm.size
-    x = np.arange(1.0, n * n + 1).reshape(n, n)
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.scatter(x, block=4, grid=(comm.size, 1))
-        column = np.ones((n, 1))
-        column[-1] = 1e200  # its square is no number
-        v = ctx.scatter(column, block=4, grid=(comm.size, 1))
-        for count in range(4):
-            for _ in range(1 + count % 2):  # with an odd number of calls the next one takes the other slabs
-                yield f"product {count}", misplaced_view(pb.matmul(a, a), x @ x)
-            found = pb.blas.nrm2(v)
-            yield f"norm {count}", None if np.isclose(found, 1e200, rtol=1e-14) else f"{found}"
-
-
-def nothing(comm):
-    """Calls of PBLAS on nothing are direct calls that the ranks agree on; a sum of nothing scales C."""
-    ctx = pb.Context(comm, engine="host")
-    with ctx:
-        last = comm.rank == comm.size - 1
-        grid = pb.Grid.squarest(comm.size)
-        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
-        x = np.arange(400.0).reshape(20, 20)
-        a, c = (ctx.scatter(x, block=4, grid=grid, order="F") for _ in range(2))
-        lld = max(1, a.local.shape[0])
-        desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, lld)
-        of_a, of_c = (a.local, 1, 1, desc), (c.local, 3, 2, desc)
-        calls_on_nothing = {
-            "gemm": lambda m=0, n=5: pblas.pdgemm("N", "T", m, n, 7, 2.0, *of_a, *of_a, 0.0, *of_c),
-            "trsm": lambda: pblas.pdtrsm("R", "L", "C", "N", 0, 9, 1.0, *of_a, *of_c),
-            "trmm": lambda: pblas.pdtrmm("L", "U", "N", "U", 9, 0, 1.0, *of_a, *of_c),
-            "symm": lambda: pblas.pdsymm("L", "L", 5, 0, 0.5, *of_a, *of_a, 3.0, *of_c),
-            "syr2k": lambda: pblas.pdsyr2k("L", "N", 0, 3, 1.0, *of_a, *of_a, 1.0, *of_c),
-            "geadd": lambda: pblas.pdgeadd("T", 0, 3, 1.0, *of_a, 1.0, *of_c),
-            "gemv": lambda: pblas.pdgemv("N", 0, 3, 1.0, *of_a, *of_a, 1, 2.0, *of_c, 1),
-            "behind the end": lambda: pblas.pdtrsm(
-                "L", "L", "N", "N", 4, 0, 1.0, *of_a, c.local, 1, 21, desc
-            ),
-        }
-        for name, call in calls_on_nothing.items():
-            runs = ctx.control.channel.runs
-            call(), call()
-            yield name, ctx.control.channel.runs != runs + 2 and "it was no direct call"
-        yield "nothing is written", misplaced_view(c, x)
-        gemm = calls_on_nothing["gemm"]
-        if comm.size > 1:
-            refuses(ctx, pb.RankMismatchError, ["\n  m:"], gemm, 0 if last else 3)
-            refuses(ctx, pb.RankMismatchError, ["\n  n:"], gemm, 0, 5 + last)
-        short = [*desc[:8], 0 if last else lld]
-        refuses(
-                ctx, pblas.ParameterError, ["expected at least 1"],
-                pblas.pdtrsm, "L", "L", "N", "N", 4, 0, 1.0, *of_a, c.local, 1, 1, short)  # fmt: skip
-        pblas.pdgemm("N", "T", 20, 20, 0, 2.0, *of_a, *of_a, 0.5, c.local, 1, 1, desc)
-        yield "scaled", misplaced_view(c, x / 2)
-        zero = np.full(1, 7.0)
-        yield "dot", pblas.pddot(0, zero, *of_a, 1, *of_a, 1) != 0 and "a sum of nothing is not 0"
 
 
 class Counted:
@@ -469,44 +363,6 @@ def moved_together(comm):
             pblas.gridexit(ictxt)
 
 
-def factorizations(comm):
-    """They need no plan; what the ranks do not say alike."""
-    rng = np.random.default_rng(10)
-    last, grid = comm.rank == comm.size - 1, pb.Grid.squarest(comm.size)
-    with pb.Context(comm, engine="host") as ctx, direct_blocks_of(ctx, 7):
-        whole = positive(rng, 60, "float64")
-        for order, lower in itertools.product("CF", (True, False)):
-            a = ctx.scatter(whole, block=(5, 3), grid=grid, order=order)
-            b = ctx.scatter(
-                np.ones((29, 20)), block=(4, 3), grid=grid, order="F" if comm.size == 1 else order
-            )
-            pb.linalg.solve(a[1:30, 1:30], b, "pos", lower=lower, out=b)
-            pb.linalg.cholesky(a, lower=lower, out=a)
-            yield (
-                f"direct {order} {lower}",
-                (planned := inside.plans_kept(ctx)) and f"{planned} calls needed a plan",
-            )
-        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
-        c = ctx.scatter(whole, block=(5, 3), grid=grid, order="F")
-        desc = pblas.descinit(60, 60, 5, 3, 0, 0, ictxt, max(1, c.local.shape[0]))
-        pblas.pdpotrf("l", np.int64(60) if last else 60, c.local, 1, 1, desc)
-        yield "n as NumPy's integer on one rank", _far(np.tril(c.allgather()), np.linalg.cholesky(whole))
-        for name, words, call in (
-            ("ia", ["pdpotrf: the ranks gave different", "(2, 1, "],
-             lambda: pblas.pdpotrf("L", 9, c.local, 1 + last, 1, desc)),
-            ("uplo", ["lower"], lambda: pb.linalg.cholesky(a, lower=not last)),
-            ("part", ["a:"], lambda: pb.linalg.cholesky(a[last:30, last:30])),
-            ("call", ["different calls", "cholesky", "trsm"],
-             lambda: pb.blas.trsm(a, a) if last else pb.linalg.cholesky(a)),
-        ) if comm.size > 1 else ():  # fmt: skip
-            yield name, agreed_error(ctx, pb.RankMismatchError, words, call)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_factorizations_need_no_plans(nranks):
-    run_mpi(factorizations, nranks)
-
-
 def small(comm):
     """Small factorizations, solves and inverses: what they write, and what they leave as it was."""
     rng = np.random.default_rng(15)
@@ -625,111 +481,13 @@ def test_without_more_shared_memory_calls_that_fit_stay_direct():
     run_mpi(crowded, 4)
 
 
-def small_result(comm):
-    """What is multiplied to a small result on one rank stays where it is: sums move, and all ranks compute."""
-    rng = np.random.default_rng(5)
-    x, y = (rng.integers(-4, 5, (256, n)).astype(float) for n in (96, 8))
-    with pb.Context(comm, engine="host") as ctx:
-        a, b = (ctx.scatter(v, block=8, grid=(1, comm.size), order="F") for v in (x, y))
-        d = ctx.zeros((96, 8), block=(96, 8), grid=(1, comm.size), order="F")
-        yield "product", misplaced_view(pb.matmul(a, b, op_a="T", out=d), x.T @ y)
-        moved, least = inside.bytes_in_slabs(ctx), y.nbytes + 96 * 8 * 8
-        yield "moved", f"{moved} bytes, expected {least}" if comm.size > 1 and moved > least else None
-
-
-def test_few_results_move_instead_of_what_they_are_made_of():
-    run_mpi(small_result, 2)
-
-
-def in_place(comm):
-    """A single rank factors and solves where its matrices are; around a sub-matrix nothing changes."""
-    rng, n, nrhs, lld = np.random.default_rng(14), 220, 5, 230
-    general = rng.standard_normal((n, n)) + 40 * np.eye(n)[rng.permutation(n)]
-    right = rng.standard_normal((n, nrhs))
-    with pb.Context(comm, engine="host") as ctx:
-        ictxt = pblas.gridinit(ctx, "Row", 1, 1)
-        desc_a, desc_b = (pblas.descinit(225, cols, 8, 8, 0, 0, ictxt, lld) for cols in (225, nrhs))
-        a, b, ipiv, tau = (
-            np.ones((lld, 225), order="F"),
-            np.ones((lld, nrhs), order="F"),
-            *map(np.zeros, (235, 225)),
-        )
-        part, given = a[3 : 3 + n, 2 : 2 + n], (a, 4, 3, desc_a)
-        solved, of_b = b[1 : 1 + n], (b, 2, 1, desc_b)
-        ipiv = ipiv.astype(np.intc)
-        spd = general @ general.T + n * np.eye(n)
-        lower = np.tril(general) + n * np.eye(n)
-        planned = inside.plans_kept(ctx)
-        for name, matrix, factor, solve, expected in (
-            (
-                "lu", general, lambda: pblas.pdgetrf(n, n, *given, ipiv),
-                lambda: pblas.pdgetrs("T", n, nrhs, *given, ipiv, *of_b), np.linalg.solve(general.T, right),
-            ),
-            (
-                "cholesky", spd, lambda: pblas.pdpotrf("U", n, *given),
-                lambda: pblas.pdpotrs("U", n, nrhs, *given, *of_b), np.linalg.solve(spd, right),
-            ),
-            (
-                "triangle", lower, lambda: 0,
-                lambda: pblas.pdtrtrs("L", "N", "N", n, nrhs, *given, *of_b), np.linalg.solve(lower, right),
-            ),
-        ):  # fmt: skip
-            part[...], solved[...] = matrix, right
-            info = factor(), solve()
-            yield name, first(any(info) and f"INFO = {info}", _far(solved, expected))
-        part[...] = general
-        pblas.pdgeqrf(n, n, *given, tau)
-        yield "qr", _far(abs(np.triu(part)), abs(np.linalg.qr(general)[1]))
-        part[5:9, 5:9] = solved[...] = part[:, 7] = 0
-        yield "singular", pblas.pdtrtrs("L", "N", "N", n, nrhs, *given, *of_b) != 6 and "INFO is not 6"
-        part[...], ipiv[5] = general, 900
-        solved[...] = right
-        with pytest.raises(pblas.ParameterError, match=r"pdgetrs: argument 8 \(ipiv\)"):
-            pblas.pdgetrs("N", n, nrhs, *given, ipiv, *of_b)
-        yield "illegal pivots", _far(solved, right)
-        part[...] = solved[...] = 1
-        yield "around", None if (a == 1).all() and (b == 1).all() else "overwritten"
-        yield "direct", inside.plans_kept(ctx) != planned and "there were plans"
-
-
-def test_a_single_rank_factors_in_place():
-    run_mpi(in_place, 1)
-
-
-def ready(comm):
-    """The first call of a context finds memory that the ranks share: to make some takes as long as many small calls."""
-    with pb.Context(comm, engine="host") as ctx:
-        x = np.arange(900.0).reshape(30, 30)
-        a = ctx.scatter(x, block=4, grid=pb.Grid.squarest(comm.size))
-        get, asked = Buffers.get, []
-        Buffers.get = lambda buffers, name, nbytes, *, shared: (
-            asked.append(name),
-            get(buffers, name, nbytes, shared=shared),
-        )[1]
-        try:
-            found = pb.matmul(a, a.T)
-        finally:
-            Buffers.get = get
-        yield "product", misplaced_view(found, x @ x.T)
-        yield "direct", first(inside.plans_kept(ctx) and "it was planned", asked and f"it asked for {asked}")
-
-
-def test_the_first_call_of_a_context_makes_no_shared_memory():
-    run_mpi(ready, 4)
-
-
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_the_same_call_again(nranks):
     run_mpi(again, nranks)
 
 
-def test_ranks_that_scale_and_ranks_that_do_not():
-    run_mpi(extreme_on_one_rank, 3)
-
-
 @pytest.mark.parametrize("nranks", [1, 4])
-def test_calls_on_nothing(nranks):
-    run_mpi(nothing, nranks)
+def test_scalars_beyond_single_precision(nranks):
     run_mpi(too_large, nranks)
 
 

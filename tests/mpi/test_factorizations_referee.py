@@ -85,6 +85,9 @@ class Call:
             if library == "own":
                 returned = getattr(pblas, full)(*arguments, info)
                 assert returned == info[0]
+                assert all(self._kept_around(*each) for each in locals_), (
+                    f"{full} has written around a matrix"
+                )
             else:
                 self.slk.call(f"{full}_", *arguments, info)
             out.append((int(info[0]), [self._whole(x, array) for x, array in locals_], arrays))
@@ -105,6 +108,17 @@ class Call:
             kept = (indices >= 0) & (indices < count)
             whole[indices[kept]] = values[kept]
         return exact(whole)
+
+    def _kept_around(self, x, array):
+        """Whether what is not sub(A) is as it was, padding too."""
+        rows, cols = x.indices(self.place)
+        inside = np.zeros(array.shape, bool)
+        within = [
+            np.isin(each, np.arange(*part.indices(10**6)))
+            for each, part in zip((rows, cols), x.window, strict=True)
+        ]
+        inside[: len(rows)] = np.logical_and.outer(*within)
+        return np.array_equal(array[~inside], x.local(self.place)[~inside], equal_nan=True)
 
     def _whole(self, x, array):
         """Return sub(A), gathered from all processes."""
