@@ -253,15 +253,42 @@ def test_ranks_that_have_started_look_for_garbage(monkeypatch):
     assert on_ranks(looks_for_garbage, None, 1) == {"enabled": True}
 
 
-def test_default_blocks_leave_no_rank_without_a_part(pblasmp):
-    done = pblasmp("matmul", "--size", 100, "-n", 4, "--check")
-    assert "layout    float64 in blocks of 50 × 50, rank 0 holds 50 × 50 of D" in done.stdout
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--size 100 -n 4", "layout    float64 in blocks of 50 × 50, rank 0 holds 50 × 50 of D"),
+        ("--size 20 -n 4 --block 6,3,2 --trans NT", "layout    float64 in blocks of 6 × 3, rank 0 holds 12 × 11 of D"),
+        ("--size 0 -n 3 -o D.npy", "check     right"),
+    ],
+)  # fmt: skip
+def test_blocks(pblasmp, tmp_path, given, words):
+    """Default ones leave no rank without a part; along m, n and k; of a matrix without elements."""
+    done = pblasmp("matmul", "--check", *given.split())
+    assert (done.returncode, done.stderr, words in done.stdout) == (0, "", True), done.stdout
+    assert ("-o" not in given) or np.load(tmp_path / "D.npy").shape == (0, 0)
 
 
-def test_blocks_along_m_n_and_k(pblasmp):
-    done = pblasmp("matmul", "--size", 20, "-n", 4, "--block", "6,3,2", "--trans", "NT", "--check")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "layout    float64 in blocks of 6 × 3, rank 0 holds 12 × 11 of D" in done.stdout
+BOTH, NOT_HERE = (
+    "-pmatmul_allgather -pmatmul_reduce_scatter",
+    "algo: the host engine has 'auto', .* here, got ",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("bench -pmatmul_allreduce --shape=8,6,4 --algo=summa", f"{NOT_HERE}'summa'"),
+        ("bench -pallgather_matmul --shape=8,6,4 --algo=two_shot", f"{NOT_HERE}'two_shot'"),
+        ("tune -pmatmul_allreduce --shape=64,32,47",
+         "matmul_allreduce of 64,32,47: K is split over the ranks, expected a multiple of 2"),
+        (f"bench {BOTH} --shape=63,32,47",
+         "matmul_reduce_scatter of 63,32,47: T and K are split over the ranks, expected multiples of 2"),
+    ],
+)  # fmt: skip
+def test_what_bench_and_tune_refuse(pblasmp, given, words):
+    done = pblasmp(*given.split(), "-n2", "--engine=host")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"pblasmp: {words}\n", done.stderr)
 
 
 def test_random_matrices_are_the_same_on_every_grid(pblasmp, tmp_path):
@@ -339,12 +366,6 @@ def test_the_log(command, environment):
     assert (done.returncode, done.stderr) == (
         2, "pblasmp: PBLASMP_LOG: expected info or debug, or with ,all for every rank (info,all), got 'loud'\n"
     )  # fmt: skip
-
-
-def test_smallest_matrix(pblasmp, tmp_path):
-    done = pblasmp("matmul", "--size", 0, "-n", 3, "--check", "-o", "D.npy")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert np.load(tmp_path / "D.npy").shape == (0, 0)
 
 
 def test_in_place_under_mpirun(command, tmp_path):
@@ -765,16 +786,6 @@ def test_bench_of_one_algorithm(pblasmp):
     assert list(row["us"]) == ["pblasmp", "MPI + BLAS", "GEMM alone"]
 
 
-@pytest.mark.parametrize(
-    ("product", "algo"), [("matmul_allreduce", "summa"), ("allgather_matmul", "two_shot")]
-)
-def test_bench_of_an_algorithm_that_is_not_there(pblasmp, product, algo):
-    how = ("--shape=8,6,4", "--samples=1", f"--algo={algo}")
-    done = pblasmp("bench", "-n2", "--engine=host", f"-p{product}", *how)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"pblasmp: algo: the host engine has 'auto', .* here, got '{algo}'\n", done.stderr)
-
-
 def test_tune(pblasmp, monkeypatch, tmp_path, environment):
     """What was measured is printed, the fastest first, kept, and what "auto" takes in the next process."""
     monkeypatch.setenv("PBLASMP_TUNING", str(tmp_path / "times.json"))
@@ -860,13 +871,6 @@ def test_a_broken_file_of_times_is_told_once(command, environment, tmp_path):
     assert (tmp_path / "bad.json").read_text() == '{"kind"'
 
 
-def test_tune_of_what_does_not_divide(pblasmp):
-    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=64,32,47")
-    assert (done.returncode, done.stdout) == (2, "")
-    why = "K is split over the ranks, expected a multiple of 2"
-    assert done.stderr == f"pblasmp: matmul_allreduce of 64,32,47: {why}\n"
-
-
 def test_bench_over_sizes(pblasmp):
     how = (
         "-n3",
@@ -884,15 +888,6 @@ def test_bench_over_sizes(pblasmp):
     )
     for t, n, _ in re.findall(r"(\d+), (\d+), (\d+)", done.stdout.partition("matmul_allgather")[0])[1:]:
         assert 256 <= int(t) * int(n) <= 1.2 * 64 * 256
-
-
-def test_bench_of_what_does_not_divide(pblasmp):
-    done = pblasmp(
-        "bench", "-n2", "--engine=host", "-pmatmul_allgather", "-pmatmul_reduce_scatter", "--shape=63,32,47"
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    why = "T and K are split over the ranks, expected multiples of 2"
-    assert done.stderr == f"pblasmp: matmul_reduce_scatter of 63,32,47: {why}\n"
 
 
 EVEN_WHERE_SPLIT = [
