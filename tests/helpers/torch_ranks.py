@@ -7,7 +7,9 @@ or a process group; on GPUs (tests/gpu) the same cases run on cuBLASMp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import shard
 from pblasmp.torch import functions
+from tests.helpers.slow import in_turn
 
 Case = tuple[str, str | None]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -48,6 +51,16 @@ def _of_layers(
     algo: str = "auto", backward_algo: str = "auto",
 ) -> Tensor:  # fmt: skip
     return functions.multiply(form, x, w, ctx, bias, scales, algo, backward_algo)
+
+
+PRODUCTS = {  # by function: what goes forward, and what gives the gradient of x
+    pt.allgather_matmul: ("allgather_matmul", "matmul_reduce_scatter"),
+    pt.matmul_reduce_scatter: ("matmul_reduce_scatter", "allgather_matmul"),
+    pt.matmul_allreduce: ("matmul_allreduce", ""),
+    pt.matmul_allgather: ("matmul_allgather", "matmul_allreduce"),
+    matmul_local: ("", "matmul_allreduce"),
+    split_matmul_allreduce: ("matmul_allreduce", "matmul_allgather"),
+}
 
 
 def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:
@@ -97,6 +110,38 @@ class Split(NamedTuple):
     w: Any
     bias: Any
     y: Any
+
+
+def split_of(function: Callable[..., Tensor], ctx: pb.Context, sizes: tuple[int, int, int]) -> Split:
+    """How a function's operands are split, for so many tokens, inputs and outputs."""
+    tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
+    every: Any = slice(None)
+    parts = {
+        pt.allgather_matmul: (tokens, outputs, outputs, (..., outputs)),
+        pt.matmul_reduce_scatter: ((..., inputs), (..., inputs), every, tokens),
+        pt.matmul_allreduce: ((..., inputs), (..., inputs), every, every),
+        pt.matmul_allgather: (every, outputs, outputs, every),
+        matmul_local: (every, outputs, outputs, (..., outputs)),
+        split_matmul_allreduce: (every, (..., inputs), every, every),
+    }
+    return Split(function, *parts[function])
+
+
+def splits(ctx: pb.Context, sizes: tuple[int, int, int]) -> list[Split]:
+    """Every function's."""
+    return [split_of(function, ctx, sizes) for function in PRODUCTS]
+
+
+def import_compiler() -> None:
+    """Import what ``torch.compile`` needs, which warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
+        importlib.import_module("torch._inductor.compile_fx")
+
+
+def taken_in_turn(cases: Collection[Any], *more: Collection[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """All cases on one rank, half of them on two ranks, the others on more."""
+    return in_turn(cases, *more, keep=1 if size == 1 else 2, first=size > 2)
 
 
 def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: float) -> None:

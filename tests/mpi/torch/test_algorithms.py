@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,17 +24,21 @@ from tests.helpers import inside
 from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
+    PRODUCTS,
     Case,
     Split,
     compare,
     failure,
     host,
+    import_compiler,
     integers,
     local,
     matmul_local,
     one_function,
     own,
     split_matmul_allreduce,
+    split_of,
+    taken_in_turn,
 )
 
 NAMES = {
@@ -46,25 +48,17 @@ NAMES = {
     "matmul_allgather": {"pull", "push"},
 }
 KEEP_GATHERED = {"pull", "push"}
-PRODUCTS = {  # by function: what goes forward, and what gives the gradient of x
-    pt.allgather_matmul: ("allgather_matmul", "matmul_reduce_scatter"),
-    pt.matmul_reduce_scatter: ("matmul_reduce_scatter", "allgather_matmul"),
-    pt.matmul_allreduce: ("matmul_allreduce", ""),
-    pt.matmul_allgather: ("matmul_allgather", "matmul_allreduce"),
-    matmul_local: ("", "matmul_allreduce"),
-    split_matmul_allreduce: ("matmul_allreduce", "matmul_allgather"),
-}
 Ran = list[tuple[str, str]]
 
 
 def everything(comm: Any) -> Iterator[Case]:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
-        how = {"keep": 1 if ctx.size == 1 else 2, "first": ctx.size > 2}
-        for function, sizes in in_turn(PRODUCTS, ((8, 12, 16), (7, 13, 10)), **how):
+        for function, sizes in taken_in_turn(PRODUCTS, ((8, 12, 16), (7, 13, 10)), size=ctx.size):
             case = partial(by_name, function=function, sizes=sizes)
             yield f"{function.__name__} {sizes}", failure(case, ctx)
-        for (each,) in in_turn((table_is_whole, layers, scaled, dtensors, unknown, unlike, styles), **how):
+        cases = table_is_whole, layers, scaled, dtensors, unknown, unlike, styles
+        for (each,) in taken_in_turn(cases, size=ctx.size):
             yield each.__name__, failure(each, ctx)
 
 
@@ -90,20 +84,6 @@ def spied() -> Iterator[Ran]:
         patch.setattr(*inside.RUN_AGAIN, run_with)
         patch.setattr(Plan, "repeat", repeat)
         yield ran
-
-
-def split_of(function: Callable[..., Tensor], ctx: pb.Context, sizes: tuple[int, int, int]) -> Split:
-    tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
-    every: Any = slice(None)
-    parts = {
-        pt.allgather_matmul: (tokens, outputs, outputs, (..., outputs)),
-        pt.matmul_reduce_scatter: ((..., inputs), (..., inputs), every, tokens),
-        pt.matmul_allreduce: ((..., inputs), (..., inputs), every, every),
-        pt.matmul_allgather: (every, outputs, outputs, every),
-        matmul_local: (every, outputs, outputs, (..., outputs)),
-        split_matmul_allreduce: (every, (..., inputs), every, every),
-    }
-    return Split(function, *parts[function])
 
 
 def choices(function: Callable[..., Tensor]) -> Iterator[dict[str, str]]:
@@ -405,9 +385,7 @@ def measures(comm: Any, file: str) -> None:
 
 def compiled(comm: Any, backend: str) -> Iterator[Case]:
     """torch.compile without a graph break: what is named runs, and what there is not is refused when it runs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
-        importlib.import_module("torch._inductor.compile_fx")
+    import_compiler()
     with host(comm) as ctx:
         for kind, scales in in_turn(list(kinds(ctx)), (None, pt.DelayedScaling(amax_history_len=1)), keep=2):
             case = partial(one_compiled, kind=kind, scales=scales, backend=backend)

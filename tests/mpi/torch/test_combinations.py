@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -25,7 +23,18 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
-from tests.helpers.torch_ranks import Case, Mlp, compare, failure, full, host, integers, own, world
+from tests.helpers.torch_ranks import (
+    Case,
+    Mlp,
+    compare,
+    failure,
+    full,
+    host,
+    import_compiler,
+    integers,
+    own,
+    world,
+)
 
 RUN = {"mpirun": run_mpi, "torchrun": run_torch}
 pytestmark = starts_ranks
@@ -107,11 +116,10 @@ def everything(comm: Any) -> Iterator[Case]:
                     f"styles, {sequence_parallel}",
                     failure(lambda ctx, s=sequence_parallel: styles(ctx, mesh, s), ctx),
                 )
-            for case in (dtensors, cross_entropy, embedding, functional, refused):
+            for case in (dtensors, functional, refused):
                 yield case.__name__, failure(case, ctx)
         if size == 4:
-            yield "fsdp", fsdp()
-            yield "ddp", ddp()
+            yield "data parallel", data_parallel()
             yield "subgroups", subgroups()
 
 
@@ -163,69 +171,6 @@ def dtensors(ctx: pb.Context) -> None:
             wrong = w.redistribute(placements=[Shard(1) if w_at == Shard(0) else Shard(0)])
             with pytest.raises(pb.ArgumentError, match=r"w: a DTensor placed .*redistribute it first"):
                 function(x, wrong, ctx, bias=b)
-
-
-def cross_entropy(ctx: pb.Context) -> None:
-    """Against PyTorch's, with logits that overflow unless the largest is subtracted; unknown words are refused."""
-    for vocabulary in (VOCABULARY, 3):
-        data = torch.Generator().manual_seed(1)
-        whole = (torch.randn(5, 2, vocabulary, dtype=torch.float64, generator=data) * 1000).requires_grad_()
-        target = torch.randint(0, vocabulary, (5, 2), generator=data)
-        target[1, 1] = 99
-        mine = whole.detach()[..., own(vocabulary, ctx)].clone().requires_grad_()
-        for reduction in ("mean", "sum", "none"):
-            whole.grad = mine.grad = None
-            expected = nn.functional.cross_entropy(
-                whole.flatten(0, 1), target.flatten(), ignore_index=99, reduction=reduction
-            )
-            loss = pt.vocab_parallel_cross_entropy(mine, target, ctx, ignore_index=99, reduction=reduction)
-            compare(reduction, loss.flatten(), expected.flatten(), 1e-12)
-            expected.sum().backward()
-            loss.sum().backward()
-            compare("gradient", mine.grad, whole.grad[..., own(vocabulary, ctx)], 1e-12)
-        token, of_rank = whole.detach()[0, 0].requires_grad_(), mine.detach()[0, 0].requires_grad_()
-        expected = nn.functional.cross_entropy(token, target[0, 0])
-        loss = pt.vocab_parallel_cross_entropy(of_rank, target[0, 0], ctx)
-        expected.backward()
-        loss.backward()
-        compare("one token", loss, expected, 1e-12)
-        compare("its gradient", of_rank.grad, token.grad[own(vocabulary, ctx)], 1e-12)
-        with pytest.raises(pb.ArgumentError, match=f"target: from .* to 99, expected 0 to {vocabulary - 1}"):
-            pt.vocab_parallel_cross_entropy(mine, target, ctx)
-    half = mine.detach().bfloat16()
-    assert pt.vocab_parallel_cross_entropy(half, target, ctx, ignore_index=99).dtype == torch.float32
-    with pytest.raises(
-        pb.ArgumentError, match=r"target: .* of shape \(5,\), expected integers of shape \(5, 2\)"
-    ):
-        pt.vocab_parallel_cross_entropy(mine, target[:, 0], ctx)
-    with pytest.raises(pb.ArgumentError, match=r"target: .* of shape \(\), expected integers"):
-        pt.vocab_parallel_cross_entropy(mine[0, 0, :1].sum(), target[0, 0], ctx)
-    with pytest.raises(pb.ArgumentError, match="reduction: expected 'mean', 'sum' or 'none', got 'max'"):
-        pt.vocab_parallel_cross_entropy(mine, target, ctx, reduction="max")  # type: ignore[arg-type]
-
-
-def embedding(ctx: pb.Context) -> None:
-    whole = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
-    words = batch(0, 5)[0]
-    for sequence_parallel in (False, True):
-        tokens = own(5, ctx) if sequence_parallel else slice(None)
-        split = pt.VocabParallelEmbedding.from_embedding(whole, ctx=ctx, sequence_parallel=sequence_parallel)
-        values = full(split.weight)
-        whole.load_state_dict({"weight": values})
-        whole.weight.grad = None
-        expected, y = whole(words), split(words)
-        compare("rows", y, expected[tokens])
-        weights = integers(ctx, 4, *expected.shape)
-        (expected * weights).sum().backward()
-        (y * weights[tokens]).sum().backward()
-        compare("gradient", full(split.weight.grad), whole.weight.grad)
-    with pytest.raises(pb.ArgumentError, match="words: from 11 to 11, expected 0 to 10"):
-        split(torch.full((2, 2), VOCABULARY))
-    with pytest.raises(pb.ArgumentError, match=r"words: expected .* integers, got torch\.float32"):
-        split(torch.ones(2))
-    bounded = nn.Embedding(VOCABULARY, WIDTH, max_norm=1.0)
-    with pytest.raises(pb.ArgumentError, match=r"max_norm is 1\.0, expected None"):
-        pt.VocabParallelEmbedding.from_embedding(bounded, ctx=ctx)
 
 
 def functional(ctx: pb.Context) -> None:
@@ -310,38 +255,31 @@ def refused(ctx: pb.Context) -> None:
         pt.init_process_group()
 
 
-def fsdp() -> str | None:
-    """Data parallel by FSDP2 on one axis of a mesh, tensor parallel on the other, against one process."""
+def data_parallel() -> str | None:
+    """Data parallel by FSDP2 or DDP on one axis of a mesh, tensor parallel on the other, against one process."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with pb.Context(mesh["tp"], engine="host") as ctx:
-        for sequence_parallel in (False, True):
-            fault = failure(lambda ctx, s=sequence_parallel: one_fsdp(ctx, mesh, s), ctx)
-            if fault:
+        for make in (
+            partial(by_fsdp, sequence_parallel=False),
+            partial(by_fsdp, sequence_parallel=True),
+            by_ddp,
+        ):
+            if fault := failure(partial(trained_on_halves, mesh=mesh, make=make), ctx):
                 return fault
     return None
 
 
-def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    torch.manual_seed(0)
+def by_fsdp(ctx: pb.Context, mesh: DeviceMesh, *, sequence_parallel: bool) -> tuple[Mlp, Any, bool]:
     whole = Mlp((8, 6, 8), None, ctx, dtype=torch.float64)
     split = Mlp((8, 6, 8), whole, ctx, sequence_parallel=sequence_parallel)
     for layer in (split.up, split.down, split):
         fully_shard(layer, mesh=mesh["dp"])
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
-    for step in range(3):
-        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        mine = x.chunk(2)[mesh["dp"].get_local_rank()]
-        mine = mine[own(4, ctx)] if sequence_parallel else mine
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        (whole(x).square().sum() / 2).backward()
-        split(mine).square().sum().backward()  # FSDP takes the mean over its ranks
-        norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
-        assert norms[1] == pytest.approx(norms[0], rel=1e-10)
-        for optimizer in optimizers:
-            optimizer.step()
-    for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
-        compare(name, full(got), expected, 1e-10)
+    return whole, split, sequence_parallel
+
+
+def by_ddp(ctx: pb.Context, mesh: DeviceMesh) -> tuple[Mlp, Any, bool]:
+    whole = Mlp((8, 6, 8), None, ctx, dtype=torch.float64, bias=False)
+    return whole, DistributedDataParallel(Functions(whole, ctx), process_group=mesh["dp"].get_group()), True
 
 
 class Functions(nn.Module):
@@ -358,30 +296,26 @@ class Functions(nn.Module):
         return pt.matmul_reduce_scatter(hidden, self.down, self.ctx)
 
 
-def ddp() -> str | None:
-    """Data parallel by DDP on one axis of a mesh, tensor-parallel functions on the other, against one process."""
-
-    def trained(ctx: pb.Context) -> None:
-        torch.manual_seed(0)
-        whole = Mlp((8, 6, 8), None, ctx, dtype=torch.float64, bias=False)
-        split = DistributedDataParallel(Functions(whole, ctx), process_group=mesh["dp"].get_group())
-        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
-        for step in range(3):
-            x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            (whole(x).square().sum() / 2).backward()
-            mine = x.chunk(2)[mesh["dp"].get_local_rank()][own(4, ctx)]
-            split(mine).square().sum().backward()  # DDP takes the mean over its ranks
-            for optimizer in optimizers:
-                optimizer.step()
-        expected = Functions(whole, ctx)
-        for name, got in split.module.named_parameters():
-            compare(name, got, expected.get_parameter(name), 1e-10)
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    with pb.Context(mesh["tp"], engine="host") as ctx:
-        return failure(trained, ctx)
+def trained_on_halves(ctx: pb.Context, mesh: DeviceMesh, make: Any) -> None:
+    torch.manual_seed(0)
+    whole, split, sequence_parallel = make(ctx, mesh)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+    for step in range(3):
+        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        mine = x.chunk(2)[mesh["dp"].get_local_rank()]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (whole(x).square().sum() / 2).backward()
+        # which takes the mean over its ranks
+        split(mine[own(4, ctx)] if sequence_parallel else mine).square().sum().backward()
+        if make is not by_ddp:
+            norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
+            assert norms[1] == pytest.approx(norms[0], rel=1e-10)
+        for optimizer in optimizers:
+            optimizer.step()
+    like = Functions(whole, ctx) if make is by_ddp else whole
+    for (name, got), expected in zip(split.named_parameters(), like.parameters(), strict=True):
+        compare(name, full(got), expected, 1e-10)
 
 
 def subgroups() -> str | None:
@@ -427,9 +361,7 @@ def halves(comm: Any) -> None:
 
 def compiled(comm: Any, backend: str, sequence_parallel: list[bool], tokens: list[int]) -> Iterator[Case]:
     """torch.compile without a graph break or a warning, losses and gradients as without it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
-        importlib.import_module("torch._inductor.compile_fx")
+    import_compiler()
     with world(comm) as size:
         mesh = init_device_mesh("cpu", (size,))
         with pb.Context(mesh, engine="host") as ctx:

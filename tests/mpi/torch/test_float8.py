@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,10 +39,13 @@ from tests.helpers.torch_ranks import (
     device,
     failure,
     host,
+    import_compiler,
     local,
     matmul_local,
     own,
     split_matmul_allreduce,
+    splits,
+    taken_in_turn,
     world,
 )
 
@@ -61,7 +63,7 @@ def everything(comm: Any) -> Iterator[Case]:
     """Products; and all cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         yield from products(ctx, ((8, 12, 16), *UNEVEN))
-        for (case,) in in_turn(CASES, keep=1 if ctx.size == 1 else 2, first=ctx.size > 2):
+        for (case,) in taken_in_turn(CASES, size=ctx.size):
             yield case.__name__, failure(case, ctx)
 
 
@@ -136,19 +138,6 @@ def near(name: str, got: Tensor | None, expected: np.ndarray, dtype: torch.dtype
 
 
 # -- functions
-
-
-def splits(ctx: pb.Context, sizes: tuple[int, int, int]) -> tuple[Split, ...]:
-    tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
-    everything, last = slice(None), (..., outputs)
-    return (
-        Split(pt.allgather_matmul, tokens, outputs, outputs, last),
-        Split(pt.matmul_reduce_scatter, (..., inputs), (..., inputs), everything, tokens),
-        Split(pt.matmul_allreduce, (..., inputs), (..., inputs), everything, everything),
-        Split(pt.matmul_allgather, everything, outputs, outputs, everything),
-        Split(matmul_local, everything, outputs, outputs, last),
-        Split(split_matmul_allreduce, everything, (..., inputs), everything, everything),
-    )
 
 
 def products(ctx: pb.Context, all_sizes: tuple[tuple[int, int, int], ...]) -> Iterator[Case]:
@@ -720,9 +709,7 @@ def state_dicts(ctx: pb.Context) -> None:
 
 def compiled(comm: Any, backend: str, sequence_parallel: list[bool]) -> Iterator[Case]:
     """torch.compile without a graph break: losses, gradients and histories as without it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
-        importlib.import_module("torch._inductor.compile_fx")
+    import_compiler()
     with host(comm) as ctx:
         for each in sequence_parallel:
             case = partial(one_compiled, sequence_parallel=each, backend=backend)

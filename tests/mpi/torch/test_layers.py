@@ -21,13 +21,13 @@ import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators, weight_gradients
 from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
-from tests.helpers.slow import in_turn, only_long
+from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
+    PRODUCTS,
     TOLERANCE,
     UNEVEN,
     Case,
     Mlp,
-    Split,
     compare,
     device,
     failure,
@@ -38,9 +38,9 @@ from tests.helpers.torch_ranks import (
     one_function,
     own,
     split_matmul_allreduce,
+    splits,
+    taken_in_turn,
 )
-
-FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 
 
 def everything(comm: Any) -> Iterator[Case]:
@@ -55,17 +55,15 @@ def functions_and_layers(comm: Any) -> Iterator[Case]:
             yield from functions(ctx, sizes, torch.float64)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield from functions(ctx, (8, 12, 16), dtype)
-        for (each,) in in_turn(LAYERS, keep=1 if ctx.size == 1 else 2, first=ctx.size > 2):
+        for (each,) in taken_in_turn(LAYERS, size=ctx.size):
             yield each.__name__, failure(each, ctx)
 
 
 def training(comm: Any) -> Iterator[Case]:
     with host(comm) as ctx:
         models = *((Mlp, sizes) for sizes in ((8, 12, 16), *UNEVEN)), (Attention, (8, 12, 16))
-        for dtype, sequence_parallel, (model, sizes) in in_turn(
-            (torch.float64, torch.float32), (False, True), models,
-            keep=1 if ctx.size == 1 else 2, first=ctx.size > 2,
-        ):  # fmt: skip
+        kinds = (torch.float64, torch.float32), (False, True), models
+        for dtype, sequence_parallel, (model, sizes) in taken_in_turn(*kinds, size=ctx.size):
             yield from trained(ctx, model, sizes, sequence_parallel, dtype)
 
 
@@ -77,16 +75,7 @@ def functions(
 ) -> Iterator[Case]:
     """Every function against PyTorch on whole arrays: integers, so that all is equal as long as they are small."""
     t, k, n = sizes
-    tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
-    everything, last = slice(None), (..., outputs)
-    for split in (
-        Split(pt.allgather_matmul, tokens, outputs, outputs, last),
-        Split(pt.matmul_reduce_scatter, (..., inputs), (..., inputs), everything, tokens),
-        Split(pt.matmul_allreduce, (..., inputs), (..., inputs), everything, everything),
-        Split(pt.matmul_allgather, everything, outputs, outputs, everything),
-        Split(matmul_local, everything, outputs, outputs, last),
-        Split(split_matmul_allreduce, everything, (..., inputs), everything, everything),
-    ):
+    for split in splits(ctx, sizes):
         name = f"{split.function.__name__} {t}x{k}x{n} {dtype}"
         for lead, has_bias in (((), True), ((3,), True), ((2, 1), False)):
             whole = [
@@ -299,7 +288,7 @@ def one_row(ctx: pb.Context) -> None:
         compare("x", x.grad, whole[0].grad[part if dim else ...])
         compare("w", w.grad, whole[1].grad[part] if dim else whole[1].grad[part[1]])
     if ctx.size == 1:
-        for function in (*(getattr(pt, name) for name in FUNCTIONS), matmul_local, split_matmul_allreduce):
+        for function in PRODUCTS:
             values = [
                 torch.randn(shape, dtype=torch.float64, device=device(ctx))
                 for shape in ((4, 2, 5), (3, 5), (3,))
