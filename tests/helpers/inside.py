@@ -63,11 +63,6 @@ def release_buffers(ctx: Any) -> None:
     ctx.engine._buffers.close()
 
 
-def bytes_in_slabs(ctx: Any) -> int:
-    """The bytes that the ranks of a node shared in the last direct call."""
-    return ctx.engine.direct._state.nbytes
-
-
 def of_the_core(ctx: Any) -> Any:
     """The state of the messages that the compiled core sends."""
     return ctx.control.board._post.state

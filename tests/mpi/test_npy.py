@@ -20,15 +20,13 @@ from tests.helpers.cases import (
     TYPES,
     agreed_error,
     first,
-    layout,
     misplaced,
     numbers,
-    pick,
     refuses,
     unlike,
 )
 from tests.helpers.mpi import run_mpi
-from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.slow import draws, in_turn
 
 
 def _file(comm, path, values):
@@ -42,39 +40,6 @@ def _file(comm, path, values):
 def _read(path, dtype):
     found = np.load(path)
     return found.view(dtype) if found.dtype.kind == "V" else found
-
-
-def there_and_back(comm, directory):
-    rng = np.random.default_rng(21)
-    path = Path(directory) / "x.npy"
-    with pb.Context(comm, engine="host") as ctx:
-        for count, shape in enumerate([(13, 9), (40, 33), (1, 1), (0, 0), (0, 4), (5, 0), (1, 50), (16, 16)]):
-            for order in "CF":
-                dtype = DTYPES[TYPES[count % 6]]
-                values = np.asarray(numbers(rng, shape, dtype), order=order)
-                _file(comm, path, values)
-                d = layout(rng, shape, comm.size, dtype=dtype)
-                a = ctx.load(path, d)
-                comm.Barrier()
-                b = a.redistribute(layout(rng, shape, comm.size, dtype=dtype))
-                saved_order = pick(rng, "CF")
-                b.save(path, order=saved_order)
-                found = np.load(path)
-                raw = found.dtype == (np.dtype("V2") if dtype.kind == "V" else dtype)
-                in_order = found.flags.c_contiguous if saved_order == "C" else found.flags.f_contiguous
-                yield (
-                    f"{dtype.name} {shape} {order} as {d}, saved in {saved_order}",
-                    first(
-                        misplaced(a, values),
-                        misplaced(b, values),
-                        unlike(_read(path, dtype), values),
-                        None if raw else f"the file's type is {found.dtype}",
-                        None if in_order else "the file is not in the order asked for",
-                    ),
-                )
-                comm.Barrier()
-        left = sorted(x.name for x in Path(directory).iterdir())
-        yield "nothing else is left", None if left == ["x.npy"] else f"{left}"
 
 
 def conversions(comm, directory):
@@ -174,25 +139,6 @@ def memory(comm, directory):
             )
             comm.Barrier()
     saving.TILE_BYTES = 8 << 20
-
-
-def tiles(comm, directory):
-    """Files shared out in tiles of every kind: many rows, one row, parts of rows that are longer than a tile."""
-    rng = np.random.default_rng(24)
-    saved = saving.TILE_BYTES
-    path = f"{directory}/x.npy"
-    with pb.Context(comm, engine="host") as ctx:
-        shapes = (1, 150), (150, 1), (19, 41), (3, 130), (0, 3)
-        for tile, shape in in_turn((8, 100, 1000, 1 << 20), shapes, keep=2, first=comm.size // 2):
-            order = pick(rng, "CF")
-            values = np.asarray(numbers(rng, shape, "float64"), order=order)
-            saving.TILE_BYTES = tile
-            a = ctx.scatter(values if comm.rank == 0 else None, layout(rng, shape, comm.size))
-            a.save(path, order=order)
-            b = ctx.load(path, layout(rng, shape, comm.size))
-            saving.TILE_BYTES = saved
-            yield f"{tile} B, {shape} {order}", first(misplaced(b, values), unlike(np.load(path), values))
-            comm.Barrier()
 
 
 BROKEN = {  # by the error that NumPy leaks
@@ -454,11 +400,6 @@ def test_a_new_file_has_its_space(tmp_path):
     assert status.st_size == d.nbytes + 128
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2, 3), 4, *only_long(6)])
-def test_files_there_and_back(nranks, tmp_path):
-    run_mpi(there_and_back, nranks, directory=str(tmp_path))
-
-
 def test_types_of_files(tmp_path):
     run_mpi(conversions, 3, directory=str(tmp_path))
 
@@ -470,11 +411,6 @@ def test_what_load_and_save_are_told(nranks, tmp_path):
 
 def test_no_rank_holds_the_whole(tmp_path):
     run_mpi(memory, 4, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [*only_long(1), 3])
-def test_tiles_of_every_kind(nranks, tmp_path):
-    run_mpi(tiles, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

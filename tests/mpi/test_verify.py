@@ -174,25 +174,6 @@ def schemes(comm):
             yield f"{scheme} {order}, the last rank is wrong", f"{found}" if found else None
 
 
-def refused(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        a, wide = ctx.zeros((6, 6), block=2), ctx.zeros((6, 8), block=2)
-        last = ctx.rank == ctx.size - 1
-        cases = {
-            "array": (pb.ArgumentTypeError, ["b: expected a DistributedMatrix"], (a, a.local, None, a), {}),
-            "no d": (pb.ArgumentTypeError, ["d: expected a DistributedMatrix"], (a, a, None, None), {}),
-            "sizes": (pb.LayoutError, ["d: shape is 6x8, expected 6x6"], (a, a, None, wide), {}),
-            "no c": (pb.ArgumentError, ["c: beta is 2"], (a, a, None, a), {"beta": 2}),
-            "alpha": (pb.ArgumentTypeError, ["alpha: expected a number"], (a, a, None, a), {"alpha": "2"}),
-            "op": (pb.ArgumentError, ["op_a: expected"], (a, a, None, a), {"op_a": "X"}),
-            "one rank's scalar": (pb.RankMismatchError, ["alpha"], (a, a, None, a), {"alpha": 1.0 + last}),
-        }
-        for name, (kind, words, matrices, how) in cases.items():
-            if name != "one rank's scalar" or ctx.size > 1:
-                refuses(ctx, kind, words, pb.verify, *matrices, **how)
-        yield "and the context goes on", None if pb.verify(a, a, None, a) else "0 is not 0"
-
-
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_exactly(nranks):
     run_mpi(exactly, nranks)
@@ -201,11 +182,6 @@ def test_exactly(nranks):
 @pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
 def test_schemes(nranks):
     run_mpi(schemes, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_refused(nranks):
-    run_mpi(refused, nranks)
 
 
 def test_a_verification_says_what_it_found():
