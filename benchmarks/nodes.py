@@ -1,31 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each routine on one node, on two and on four, compared with Debian's ScaLAPACK: ``python benchmarks/nodes.py``.
+"""Each routine on one node, on two and on four, compared with a rival: ``python benchmarks/nodes.py``.
 
 The nodes are made of one machine: MPICH takes UCX between them (MPIR_CVAR_NUM_CLIQUES), and pblasmp takes them for
-nodes (PBLASMP_RANKS_PER_NODE). Both contenders run in the same processes, in turns, on the same arrays. Of times the
-ratio within a round counts: UCX on one machine says nothing of a network. Debian's ScaLAPACK waits for ever in some
-calls there: after ``--limit`` seconds the case is repeated without it, and the row says so. many_calls.py and
-vectors.py have ``--nodes``, too.
+nodes (PBLASMP_RANKS_PER_NODE). The rival is Debian's ScaLAPACK; of tensor-parallel products MPI's collective and a GEMM
+of NumPy's. Both contenders run in the same processes, in turns, on the same arrays; calls are plain ones, not plans. Of
+times the ratio within a round counts: UCX on one machine says nothing of a network. Debian's ScaLAPACK waits for ever
+in some calls there: after ``--limit`` seconds without a row the case is repeated without it, and the row says so. What
+a library sends by itself is not counted. many_calls.py and vectors.py have ``--nodes``, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import operator
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+import scipy.linalg
+
 from benchmarks import results
+from benchmarks.eigenvalues import library_call
 from benchmarks.factorizations import Case, Matrices
 from benchmarks.ranks import (
     ROOT,
@@ -41,126 +49,321 @@ from benchmarks.ranks import (
 )
 from pblasmp import launch
 from pblasmp.launch import Job
-from reference.scalapack import PATIENT, ScaLAPACK
+from reference.scalapack import PATIENT, ScaLAPACK, locate
 
 RANKS, GRID, NODES = 4, (2, 2), (1, 2, 4)
-FACTORED = ("potrf", "getrf", "geqrf", "gesv", "gels")
-PRODUCTS = ("gemm", "syrk", "trsm", "gemv", "dot")
-IN_A_ROW = {"gemv": 20, "dot": 20}  # calls that are timed together: one alone finds nothing in the caches
 _RIGHT = 30.0  # the largest residual, in units of rounding
+_MOVE = "DistributedMatrix.redistribute"
+_IN_A_ROW = 20  # calls of level 1 and 2 that are timed together: one alone finds nothing in the caches
 
 
-class Products:
-    """Matrices of a product, a solve or a routine of level 1 or 2, whose numbers are small integers. Collective.
+class Row(NamedTuple):
+    """A product, a routine of levels 1 to 3, or a move.
 
-    Args:
-        ctx: the ranks.
-        case: the routine, its order and its blocks.
+    Attributes:
+        given: PBLAS's arguments after its name: options, n, scalars, matrices (a to f, t), vectors (x, y), the
+            number that it finds, BLACS's context.
+        function: pblasmp's.
+        operands: what it is given.
+        written: the matrix that it writes, or "number".
+        expected: what it must write, given whole matrices of before.
+        options: of pblasmp's function.
     """
 
-    def __init__(self, ctx: Any, case: Case) -> None:
-        import numpy as np
+    given: str
+    function: str
+    operands: str
+    written: str
+    expected: Callable[[Any], Any]
+    options: Mapping[str, Any] = {}
 
-        import pblasmp as pb
 
-        self.case, self.ctx = case, ctx
-        n, grid, block = case.n, pb.Grid(*case.grid), (case.block, case.block)
-        square, column = (pb.MatrixDescriptor(x, block, grid, order="F") for x in ((n, n), (n, 1)))
-        self.a, self.b, self.c = (ctx.empty(square) for _ in range(3))
-        self.x, self.y = (ctx.empty(column) for _ in range(2))
-        self._known = {}
-        for step, matrix in enumerate((self.a, self.b, self.c, self.x, self.y)):
-            i, j = (np.asarray(each, float) for each in matrix.descriptor.global_indices(ctx.rank))
-            values = (i[:, None] * (step + 2) + j * 5) % 7 - 3
-            if step == 0 and case.routine == "trsm":  # well conditioned
-                values = values / (10 * n) + (i[:, None] == j)
-            self._known[step] = np.asfortranarray(values)
-        self.restore()
-        self.found: Any = np.zeros(1)
+def _lower(found: Any, kept: Any) -> Any:
+    """Return a result whose upper triangle is not written."""
+    return np.tril(found) + np.triu(kept, 1)
+
+
+def _symmetric(a: Any) -> Any:
+    return np.tril(a) + np.tril(a, -1).T
+
+
+def _solved(t: Any, b: Any) -> Any:
+    return scipy.linalg.solve_triangular(t, b, lower=True)
+
+
+def _op(letter: str, a: Any) -> Any:
+    return a.T if letter == "T" else a
+
+
+PRODUCTS = {
+    **{
+        f"gemm {p}{q}": Row(
+            f"pdgemm {p} {q} n n n 1 a b 0 c", "matmul", "ab", "c",
+            lambda w, p=p, q=q: _op(p, w.a) @ _op(q, w.b), {"op_a": p, "op_b": q},
+        )
+        for p, q in ("NN", "TN", "NT", "TT")
+    },
+    "gemm, unlike layouts": Row("pdgemm N N n n n 1 d e 0 c", "matmul", "de", "c", lambda w: w.d @ w.e),
+    "symm": Row("pdsymm L L n n 1 a b 0 c", "blas.symm", "ab", "c", lambda w: _symmetric(w.a) @ w.b),
+    "syrk": Row("pdsyrk L N n n 1 a 0 c", "blas.syrk", "a", "c", lambda w: _lower(w.a @ w.a.T, w.c)),
+    "syr2k": Row(
+        "pdsyr2k L N n n 1 a b 0 c", "blas.syr2k", "ab", "c",
+        lambda w: _lower(w.a @ w.b.T + w.b @ w.a.T, w.c),
+    ),
+    "trmm": Row("pdtrmm L L N N n n 1 t b", "blas.trmm", "tb", "b", lambda w: np.tril(w.t) @ w.b),
+    "trsm": Row("pdtrsm L L N N n n 1 t b", "blas.trsm", "tb", "b", lambda w: _solved(w.t, w.b)),
+    "geadd, transposed": Row(
+        "pdgeadd T n n 1 a 1 c", "blas.geadd", "ac", "c", lambda w: w.a.T + w.c, {"op_a": "T"}
+    ),
+    "gemr2d, to 4 × 1": Row(
+        "pdgemr2d n n a f context", _MOVE, "a", "f", lambda w: w.a
+    ),
+}  # fmt: skip
+VECTORS = {
+    "gemv": Row("pdgemv N n n 1 a x 0 y", "blas.gemv", "ax", "y", lambda w: w.a @ w.x),
+    "symv": Row("pdsymv L n 1 a x 0 y", "blas.symv", "ax", "y", lambda w: _symmetric(w.a) @ w.x),
+    "trmv": Row("pdtrmv L N N n t x", "blas.trmv", "tx", "x", lambda w: np.tril(w.t) @ w.x),
+    "trsv": Row("pdtrsv L N N n t x", "blas.trsv", "tx", "x", lambda w: _solved(w.t, w.x)),
+    "ger": Row("pdger n n 1 x y c", "blas.ger", "xyc", "c", lambda w: w.c + w.x @ w.y.T),
+    "axpy": Row("pdaxpy n 1 x y", "blas.axpy", "xy", "y", lambda w: w.x + w.y),
+    "dot": Row("pddot n number x y", "blas.dot", "xy", "number", lambda w: w.x.T @ w.y),
+    "nrm2": Row("pdnrm2 n number x", "blas.nrm2", "x", "number", lambda w: np.linalg.norm(w.x)),
+}
+EIGENVALUES = {"syevd": "eigh", "gesvd": "svd"}
+PARALLEL = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+FACTORED = (
+    "potrf",
+    "getrf",
+    "posv",
+    "gesv",
+    "geqrf",
+    "gels",
+)  # Debian's last two wait for ever between nodes
+ROUTINES = (*PRODUCTS, *VECTORS, *PARALLEL, *FACTORED, *EIGENVALUES)
+_START = 30  # seconds that ranks may take to start
+
+
+class Trial(Protocol):
+    """A case on the ranks of a context: both contenders, and how wrong what they wrote is."""
 
     def restore(self) -> None:
         """Write the values of before the call. Local."""
-        for step, matrix in enumerate((self.a, self.b, self.c, self.x, self.y)):
-            if matrix.local.size:
-                matrix.local[...] = self._known[step]
-
-    def planned(self) -> str:
-        """Return which algorithm computes the product, "" of what has no plan. Collective."""
-        import pblasmp as pb
-
-        functions = {"gemm": (pb.matmul, self.a, self.b), "syrk": (pb.blas.syrk, self.a)}
-        functions["trsm"] = (pb.blas.trsm, self.a, self.b)
-        if self.case.routine not in functions:
-            return ""
-        with pb.plan(*functions[self.case.routine]) as plan:
-            return str(plan.report().path)
 
     def run_pblasmp(self) -> None:
-        """Call pblasmp's routine in place. Collective."""
-        import pblasmp as pb
+        """Call pblasmp's routine. Collective."""
 
-        match self.case.routine:
-            case "gemm":
-                pb.matmul(self.a, self.b, out=self.c)
-            case "syrk":
-                pb.blas.syrk(self.a, out=self.c)
-            case "trsm":
-                pb.blas.trsm(self.a, self.b, out=self.b)
-            case "gemv":
-                pb.blas.gemv(self.a, self.x, out=self.y)
-            case _:
-                self.found[0] = pb.blas.dot(self.x, self.y)
-
-    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], None]:
-        """Return ScaLAPACK's call on the same arrays."""
-        import numpy as np
-
-        def placed(x: Any) -> tuple[Any, ...]:
-            d = x.descriptor
-            return x.local, 1, 1, slk.descriptor(context, d.shape, d.block, (0, 0), max(1, len(x.local)))
-
-        n, (one, zero) = self.case.n, (np.array([value]) for value in (1.0, 0.0))
-        a, b, c, x, y = (placed(each) for each in (self.a, self.b, self.c, self.x, self.y))
-        arguments: dict[str, tuple[Any, ...]] = {
-            "gemm": ("N", "N", n, n, n, one, *a, *b, zero, *c),
-            "syrk": ("L", "N", n, n, one, *a, zero, *c),
-            "trsm": ("L", "L", "N", "N", n, n, one, *a, *b),
-            "gemv": ("N", n, n, one, *a, *x, 1, zero, *y, 1),
-            "dot": (n, self.found, *x, 1, *y, 1),
-        }
-        return slk.prepare(f"pd{self.case.routine}_", *arguments[self.case.routine])
+    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], Any]:
+        """Return the rival's call. Collective."""
 
     def residual(self) -> float:
-        """Return how wrong what is in the arrays is; 0 of what is exact. Collective."""
-        import numpy as np
+        """Return the error of what was written last, in units of rounding. Collective."""
 
-        routine, found = self.case.routine, [m.allgather() for m in (self.b, self.c, self.y)]
-        told = self.ctx.comm.allgather(float(self.found[0]))
+
+class Products:
+    """Matrices of small integers, one that can be solved, and vectors, for a row of the tables. Collective."""
+
+    def __init__(self, ctx: Any, routine: str, n: int, block: int) -> None:
+        import pblasmp as pb
+
+        self.row, self.ctx, self._n = {**PRODUCTS, **VECTORS}[routine], ctx, n
+
+        def lies(cols: int = n, width: int = block, **how: Any) -> Any:
+            return pb.MatrixDescriptor((n, cols), (block, width), **{"grid": GRID, **how}, order="F")
+
+        layouts = dict.fromkeys("abct", lies()) | dict.fromkeys("xy", lies(1))
+        layouts |= {"d": lies(width=block // 2, source=(1, 0)), "e": lies(width=2 * block, source=(0, 1))}
+        layouts["f"] = lies(width=2 * block, grid=(RANKS, 1))
+        named = self.row.given.split()
+        self.matrices = {name: ctx.empty(layout) for name, layout in layouts.items() if name in named}
+        self._known, self._number = {}, np.zeros(1)
+        for name, matrix in self.matrices.items():
+            i, j = (np.asarray(each, float) for each in matrix.descriptor.global_indices(ctx.rank))
+            values = (i[:, None] * (ord(name) % 5 + 2) + j * 5) % 7 - 3
+            self._known[name] = values / (10 * n) + (i[:, None] == j) if name == "t" else values
         self.restore()
-        a, b, x, y = (m.allgather() for m in (self.a, self.b, self.x, self.y))
-        if routine == "trsm":
-            scale = self.case.n * np.finfo(float).eps * abs(b).sum(0).max()
-            return float(abs(np.tril(a) @ found[0] - b).sum(0).max() / scale)
-        if routine == "dot":  # PBLAS gives it to the ranks of the vectors' process columns
-            return float(told[0] != (x * y).sum())
-        got, exact = {"gemm": (found[1], a @ b), "gemv": (found[2], a @ x)}.get(
-            routine, (np.tril(found[1]), np.tril(a @ a.T))
+
+    def restore(self) -> None:
+        """Write the values of before the call. Local."""
+        for name, matrix in self.matrices.items():
+            matrix.local[...] = self._known[name]
+
+    def call(self) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+        """Return pblasmp's function, what it is given, and its options."""
+        import pblasmp as pb
+
+        out = {"out": self.matrices[self.row.written]} if self.row.written in self.matrices else {}
+        return (
+            operator.attrgetter(self.row.function)(pb),
+            [self.matrices[name] for name in self.row.operands],
+            {**self.row.options, **out},
         )
-        return float(abs(got - exact).max()) * _RIGHT
+
+    def run_pblasmp(self) -> None:
+        """Call pblasmp's routine. Collective."""
+        function, given, options = self.call()
+        found = function(*given, **options)
+        if self.row.written == "number":
+            self._number[0] = found
+
+    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], Any]:
+        """Return ScaLAPACK's call on the same arrays. Collective."""
+        contexts = {GRID: context}
+
+        def placed(name: str) -> tuple[Any, ...]:
+            d, local = self.matrices[name].descriptor, self.matrices[name].local
+            shape = (d.grid.nprow, d.grid.npcol)
+            if shape not in contexts:
+                contexts[shape] = slk.grid(*shape)
+            desc = slk.descriptor(contexts[shape], d.shape, d.block, d.source, max(1, len(local)))
+            return (local, 1, 1, desc, *([1] if name in "xy" else []))
+
+        known: dict[str, Any] = {"n": self._n, "1": np.ones(1), "0": np.zeros(1)}
+        known |= {"number": self._number, "context": context}
+        name, *words = self.row.given.split()
+        given = [placed(each) if each in self.matrices else (known.get(each, each),) for each in words]
+        return slk.prepare(f"{name}_", *itertools.chain(*given))
+
+    def residual(self) -> float:
+        """Return the error of what was written last, in units of rounding. Collective."""
+        if self.row.written == "number":  # PBLAS gives it to the ranks of the vectors' process column alone
+            found = self.ctx.comm.bcast(self._number)
+        else:
+            found = self.matrices[self.row.written].allgather()
+        self.restore()
+        whole = SimpleNamespace(**{name: x.allgather() for name, x in self.matrices.items()})
+        return _error(found, np.asarray(self.row.expected(whole)))
 
 
-def algorithm(m: Matrices | Products) -> str:
-    """Return the algorithm of a case in a word or a few, "" if nothing says so. Collective."""
-    if isinstance(m, Products):
-        return m.planned().partition(":")[0]
+class Spectral:
+    """A symmetric matrix, and its eigenvectors or singular vectors. Collective."""
+
+    def __init__(self, ctx: Any, routine: str, n: int, block: int) -> None:
+        import pblasmp as pb
+
+        self.function = EIGENVALUES[routine]
+        whole = np.random.default_rng(n).standard_normal((n, n))
+        self._whole = (whole + whole.T) / 2
+        self.a = ctx.scatter(self._whole, block=min(block, n // 2), grid=pb.Grid(*GRID), order="F")
+        self._values = np.zeros(n)
+
+    def restore(self) -> None:
+        """Forget what was found. Local."""
+        self._values[...] = 0
+
+    def run_pblasmp(self) -> None:
+        import pblasmp as pb
+
+        found = getattr(pb.linalg, self.function)(self.a)
+        self._values[...] = found[0 if self.function == "eigh" else 1]
+
+    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], Any]:  # noqa: ARG002 (it makes its own)
+        call = library_call(slk, self.function, self.a, self._whole)
+
+        def run() -> None:
+            self._values[...] = call()
+
+        return run
+
+    def residual(self) -> float:
+        solve = (
+            np.linalg.eigvalsh if self.function == "eigh" else lambda x: np.linalg.svd(x, compute_uv=False)
+        )
+        return _error(self._values, solve(self._whole))
+
+
+class Parallel:
+    """A tensor-parallel product in float32, whose rival is MPI's collective and NumPy's GEMM. Collective."""
+
+    def __init__(self, ctx: Any, routine: str, n: int, block: int) -> None:  # noqa: ARG002 (there are no blocks)
+        self.ctx, self.routine = ctx, routine
+        part = n // RANKS
+        mine = slice(part * ctx.rank, part * (ctx.rank + 1))
+        self._x, self._w = (
+            ((np.arange(n)[:, None] * step + np.arange(n) * 5) % 7 - 3).astype(np.float32) for step in (2, 3)
+        )
+        every = slice(None)
+        at_x, at_w, self._at_y = {
+            "allgather_matmul": ((mine, every), (mine, every), (every, mine)),
+            "matmul_reduce_scatter": ((every, mine), (every, mine), (mine, every)),
+            "matmul_allreduce": ((every, mine), (every, mine), (every, every)),
+            "matmul_allgather": ((every, every), (mine, every), (every, every)),
+        }[routine]
+        self.x, self.w = (np.ascontiguousarray(whole[at]) for whole, at in ((self._x, at_x), (self._w, at_w)))
+        self._y = np.empty(0)
+
+    def restore(self) -> None:
+        """Forget what was found. Local."""
+        self._y = np.empty(0)
+
+    def run_pblasmp(self) -> None:
+        import pblasmp as pb
+
+        self._y = getattr(pb, self.routine)(self.x, self.w, self.ctx)
+
+    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], Any]:  # noqa: ARG002 (ScaLAPACK has none)
+        from mpi4py import MPI
+
+        comm, (x, w) = slk.comm, (self.x, self.w)
+
+        def gathered(part: Any) -> Any:
+            whole = np.empty((RANKS, *part.shape), part.dtype)
+            comm.Allgather(part, whole)
+            return whole
+
+        def run() -> None:
+            if self.routine == "allgather_matmul":
+                self._y = gathered(x).reshape(-1, x.shape[1]) @ w.T
+                return
+            y = x @ w.T
+            if self.routine == "matmul_allreduce":
+                comm.Allreduce(MPI.IN_PLACE, y, MPI.SUM)
+            elif self.routine == "matmul_reduce_scatter":
+                part = np.empty((len(y) // RANKS, y.shape[1]), y.dtype)
+                comm.Reduce_scatter_block(y, part, MPI.SUM)
+                y = part
+            else:
+                y = gathered(y).transpose(1, 0, 2).reshape(len(y), -1)
+            self._y = y
+
+        return run
+
+    def residual(self) -> float:
+        return _error(self._y, (self._x @ self._w.T)[self._at_y])
+
+
+def _error(found: Any, expected: Any) -> float:
+    """Return the largest difference, in units of the rounding of n operations on the largest number."""
+    unit = max(expected.shape, default=1) * np.finfo(found.dtype).eps * max(abs(expected).max(), 1e-300)
+    return float(abs(found - expected).max() / unit)
+
+
+def trial(ctx: Any, routine: str, n: int, block: int) -> Trial:
+    """Return the matrices of a case. Collective."""
+    if routine in FACTORED:
+        return Matrices(ctx, Case(routine, n, block, GRID, 64))
+    made: Any = Parallel if routine in PARALLEL else Spectral if routine in EIGENVALUES else Products
+    return made(ctx, routine, n, block)  # type: ignore[no-any-return]
+
+
+def algorithm(m: Trial, routine: str) -> str:
+    """Return the algorithm that a plan of the case takes, "" of what has no plan. Collective."""
+    import pblasmp as pb
     from pblasmp.layout.factor_problem import FactorProblem
 
-    routine = {"potrf": "cholesky", "getrf": "lu", "geqrf": "qr"}.get(m.case.routine)
-    if routine is None:
+    if isinstance(m, Products) and routine not in VECTORS and m.row.function != _MOVE:
+        function, given, options = m.call()
+        with pb.plan(function, *given, **options) as plan:
+            return str(plan.report().algorithm)
+    if isinstance(m, Parallel):
+        with pb.plan(routine, m.x, m.w, m.ctx) as plan:
+            return str(plan.report().algorithm)
+    if isinstance(m, Spectral):
+        with pb.plan(m.function, m.a) as plan:
+            return str(plan.report().algorithm)
+    job = {"potrf": "cholesky", "getrf": "lu", "geqrf": "qr"}.get(routine)
+    if job is None or not isinstance(m, Matrices):
         return ""
-    problem = FactorProblem(routine, a=m.a.descriptor, c=m.a.descriptor)  # type: ignore[arg-type]
-    import pblasmp as pb
-
+    problem = FactorProblem(job, a=m.a.descriptor, c=m.a.descriptor)  # type: ignore[arg-type]
     return next(name for name, verdict in pb.algorithms(problem, m.ctx).items() if verdict)
 
 
@@ -204,96 +407,139 @@ def repeated(run: Callable[[], Any], count: int) -> Callable[[], Any]:
     return calls
 
 
-def time_case(options: argparse.Namespace) -> dict[str, Any]:
+def time_case(
+    comm: Any, slk: ScaLAPACK, routine: str, why_alone: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Check and time one case on these ranks. Collective over all of them."""
     from mpi4py import MPI
 
     import pblasmp as pb
 
-    comm, nodes = MPI.COMM_WORLD, options.nodes[0]
-    share_cores(comm)
-    case = Case(options.only[0], options.n, options.block, GRID, 64)
+    nodes = options.nodes[0]
+    n = options.n // 2 if routine in EIGENVALUES else options.n
+    rival = "mpi" if routine in PARALLEL else "debian"
     with pb.Context(comm, engine="host") as ctx:
-        m = (Matrices if case.routine in FACTORED else Products)(ctx, case)
+        m = trial(ctx, routine, n, options.block)
         contenders: dict[str, Callable[[], Any]] = {"pblasmp": m.run_pblasmp}
-        if not options.alone:
-            slk = ScaLAPACK("debian", comm)
-            contenders["debian"] = m.theirs(slk, slk.grid(*GRID))
+        if not why_alone:
+            contenders[rival] = m.theirs(slk, slk.grid(*GRID))
         worst = 0.0
         for run in contenders.values():
             m.restore()
             run()
             worst = max(worst, m.residual())
         if not worst < _RIGHT:
-            raise SystemExit(f"{case} on {nodes} nodes: a residual of {worst}")
+            raise SystemExit(f"{routine} on {nodes} nodes: a residual of {worst}")
         m.restore()
         with counted(ctx, comm, RANKS // nodes) as nbytes:
             m.run_pblasmp()
         m.restore()
         most = comm.allreduce(nbytes[0], MPI.MAX)
-        by = algorithm(m)
-        count = IN_A_ROW.get(case.routine, 1)
+        by = algorithm(m, routine)
+        count = _IN_A_ROW if routine in VECTORS else 1
         seconds = interleaved(
             comm,
             {name: repeated(run, count) for name, run in contenders.items()},
             options.pairs, settle=0, check=lambda *_: m.restore(), first=0,
         )  # fmt: skip
-        seconds = {name: [each / count for each in times] for name, times in seconds.items()}
+    seconds = {name: [each / count for each in times] for name, times in seconds.items()}
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
-    plain = {"routine": case.routine, "n": case.n, "block": case.block, "nodes": nodes, "calls": count}
+    plain = {"routine": routine, "n": n, "block": options.block, "nodes": nodes, "calls": count}
     row = {"case": plain, "by": by, "seconds": seconds, "ratios": ratios, "sent_bytes": most}
-    return row | ({"failed": options.alone} if options.alone else {})
+    return row | ({"failed": why_alone} if why_alone else {})
 
 
-def launched(options: argparse.Namespace, routine: str, nodes: int, why_alone: str = "") -> dict[str, Any]:
-    """Run one case on new ranks and return its row."""
+def rank_main(options: argparse.Namespace) -> None:
+    """Time the cases in order; rank 0 adds a line to the answer for each. Collective over COMM_WORLD."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    share_cores(comm)
+    slk = ScaLAPACK("debian", comm)
+    for routine in options.only:
+        row = time_case(comm, slk, routine, options.alone if routine == options.only[0] else "", options)
+        if comm.rank == 0:
+            with options.answer.open("a") as file:
+                file.write(f"{json.dumps(row)}\n")
+
+
+def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -> Iterator[dict[str, Any]]:
+    """Run cases on new ranks, and yield a row for each; a case in which Debian's waits for ever runs again alone."""
     environment = {
         **os.environ, **(PATIENT if cores() < RANKS else {}),
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PBLASMP_SCALAPACK_LIBRARY": str(locate("debian") or ""),
         **as_nodes(RANKS, nodes),
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        answer, output = Path(scratch, "row.json"), Path(scratch, "output")
-        given = [
-            "--only",
-            routine,
-            "--nodes",
-            str(nodes),
-            "-n",
-            str(options.n),
-            "--block",
-            str(options.block),
-        ]
-        given += ["--pairs", str(options.pairs), "--answer", str(answer), "--alone", why_alone]
-        argv = [*launch.interpreter(), "-u", "-m", "mpi4py", "-m", "benchmarks.nodes", *given]
-        with Job(argv, RANKS, output, environ=environment) as job:
-            status = job.wait(10 * options.limit if why_alone else options.limit)
-        if status == 0:
-            row: dict[str, Any] = json.loads(answer.read_text())
-            return row
-        if status is None and not why_alone:
-            return launched(options, routine, nodes, f"Debian's did not end in {options.limit} s")
-        raise SystemExit(f"{routine} on {nodes} nodes ended with status {status}:\n{output.read_text()}")
+    left, why_alone = list(routines), ""
+    while left:
+        given = {"--nodes": nodes, "-n": options.n, "--block": options.block, "--pairs": options.pairs}
+        with tempfile.TemporaryDirectory() as scratch:
+            answer, output = Path(scratch, "rows"), Path(scratch, "output")
+            words = [
+                str(each)
+                for pair in (given | {"--answer": answer, "--alone": why_alone}).items()
+                for each in pair
+            ]
+            argv = [
+                *launch.interpreter(),
+                "-u",
+                "-m",
+                "mpi4py",
+                "-m",
+                "benchmarks.nodes",
+                "--only",
+                *left,
+                *words,
+            ]
+            answer.touch()
+            with Job(argv, RANKS, output, environ=environment) as job, answer.open() as lines:
+                limit, status = time.monotonic() + options.limit + _START, None
+                while status is None and time.monotonic() < limit:
+                    status = job.wait(0.1)
+                    for line in lines:
+                        yield json.loads(line)
+                        left.pop(0)
+                        limit, why_alone = time.monotonic() + options.limit, ""
+            if status:
+                raise SystemExit(
+                    f"{left[0]} on {nodes} nodes ended with status {status}:\n{output.read_text()}"
+                )
+        if left and why_alone:  # a library that pblasmp calls may wait for ever, too
+            case = {
+                "routine": left.pop(0),
+                "n": options.n,
+                "block": options.block,
+                "nodes": nodes,
+                "calls": 1,
+            }
+            yield {"case": case, "failed": f"neither ended in {options.limit} s"}
+            why_alone = ""
+        else:
+            why_alone = f"Debian's did not end in {options.limit} s"
 
 
 def shown(row: dict[str, Any]) -> str:
     """Return a row as a line."""
-    case, own = row["case"], median(row["seconds"]["pblasmp"])
-    beside = f"{row['ratios']['debian']:6.2f}" if row["ratios"] else f"  ({row['failed']})"
-    sent = f"{row['sent_bytes'] / 1024:8.1f} KiB"
-    return f"{case['routine']:6} {case['nodes']} nodes {own * 1e3:9.2f} ms {beside} {sent} {row['by']}"
+    case = row["case"]
+    about = f"{case['routine']:22} {case['nodes']} nodes"
+    if "seconds" not in row:
+        return f"{about} {row['failed']}"
+    own = 1e3 * median(row["seconds"]["pblasmp"])
+    beside = "".join(f"{ratio:6.2f}" for ratio in row["ratios"].values()) or f"  ({row['failed']})"
+    return f"{about} {own:9.3f} ms {beside} {row['sent_bytes'] / 1024:8.1f} KiB {row['by']}"
 
 
 def main() -> None:
     """Time all cases, print a line for each, and store them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=(*PRODUCTS, *FACTORED), default=[*PRODUCTS, *FACTORED])
+    parser.add_argument("--only", nargs="+", choices=ROUTINES, default=list(ROUTINES), metavar="ROUTINE")
     parser.add_argument("--nodes", nargs="+", type=int, choices=NODES, default=list(NODES))
-    parser.add_argument("-n", type=int, help="order (default: 1024)")
+    parser.add_argument("-n", type=int, help="order, of eigenvalues half of it (default: 1024)")
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=9, help="rounds after the first")
-    parser.add_argument("--limit", type=int, default=90, help="seconds that a case may take")
+    parser.add_argument("--limit", type=int, default=30, help="seconds that a case may take")
     parser.add_argument("--quick", action="store_true", help="only check that it runs")
     parser.add_argument("--alone", default="", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -301,29 +547,26 @@ def main() -> None:
     options = parser.parse_args()
     options.n = options.n or (128 if options.quick else 1024)
     if on_ranks():
-        row = time_case(options)
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 0:
-            options.answer.write_text(json.dumps(row))
+        rank_main(options)
         return
     about = machine(), versions()
     print_facts(*about)
-    print("routine, median, Debian's / pblasmp's, most bytes that a rank sends to other nodes, algorithm")
+    print("routine, median, the rival's / pblasmp's, most bytes that a rank sends to other nodes, algorithm")
     rows: list[dict[str, Any]] = []
     directory = results.directory_of(options)
     plain = {key: getattr(options, key) for key in ("n", "block", "pairs", "limit")}
-    for routine, nodes in product(options.only, options.nodes):
-        rows.append(launched(options, routine, nodes))
-        print(shown(rows[-1]), flush=True)
-        if directory is None:
-            continue
-        about[0]["load"] = os.getloadavg()[2]
-        run = results.Run(
-            "nodes", results.today(), results.this_commit(), RANKS, 0, *about,
-            plain, "pblasmp", "all", rows,
-        )  # fmt: skip
-        results.save(results.with_earlier(run, directory), directory)
+    for nodes in options.nodes:
+        for row in launched(options, options.only, nodes):
+            rows.append(row)
+            print(shown(row), flush=True)
+            if directory is None:
+                continue
+            about[0]["load"] = os.getloadavg()[2]
+            run = results.Run(
+                "nodes", results.today(), results.this_commit(), RANKS, 0, *about,
+                plain, "pblasmp", "all", rows,
+            )  # fmt: skip
+            results.save(results.with_earlier(run, directory), directory)
 
 
 if __name__ == "__main__":
