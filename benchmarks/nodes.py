@@ -456,6 +456,8 @@ def rank_main(options: argparse.Namespace) -> None:
     comm = MPI.COMM_WORLD
     share_cores(comm)
     slk = ScaLAPACK("debian", comm)
+    if comm.rank == 0:
+        options.answer.write_text("\n")  # the ranks have started
     for routine in options.only:
         row = time_case(comm, slk, routine, options.alone if routine == options.only[0] else "", options)
         if comm.rank == 0:
@@ -482,26 +484,19 @@ def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -
                 for pair in (given | {"--answer": answer, "--alone": why_alone}).items()
                 for each in pair
             ]
-            argv = [
-                *launch.interpreter(),
-                "-u",
-                "-m",
-                "mpi4py",
-                "-m",
-                "benchmarks.nodes",
-                "--only",
-                *left,
-                *words,
-            ]
+            module = [*launch.interpreter(), "-u", "-m", "mpi4py", "-m", "benchmarks.nodes"]
+            argv = [*module, "--only", *left, *words]
             answer.touch()
             with Job(argv, RANKS, output, environ=environment) as job, answer.open() as lines:
                 limit, status = time.monotonic() + options.limit + _START, None
                 while status is None and time.monotonic() < limit:
                     status = job.wait(0.1)
                     for line in lines:
-                        yield json.loads(line)
-                        left.pop(0)
-                        limit, why_alone = time.monotonic() + options.limit, ""
+                        if line.strip():
+                            yield json.loads(line)
+                            left.pop(0)
+                            why_alone = ""
+                        limit = time.monotonic() + options.limit
             if status:
                 raise SystemExit(
                     f"{left[0]} on {nodes} nodes ended with status {status}:\n{output.read_text()}"
