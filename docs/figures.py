@@ -52,7 +52,7 @@ TITLES = {
     "redistribution": "Moving a matrix",
     "vectors": "Routines of levels 1 and 2",
     "rounding": "Errors by where sums are rounded",
-    "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK",
+    "nodes": "Routines on simulated nodes, compared with Debian's ScaLAPACK, or MPI and NumPy",
     "nodes-2-many_calls-debian": "Many calls on two simulated nodes, compared with Debian's PBLAS: ",
     "nodes-2-vectors": "Routines of levels 1 and 2 on two simulated nodes",
     "eigenvalues-debian": "Eigenvalues and singular values, compared with Debian's ScaLAPACK, called directly",
@@ -416,25 +416,49 @@ def factorizations() -> str:
 
 
 def nodes() -> str:
-    """Return the table of each routine on one, two and four simulated nodes, compared with Debian's ScaLAPACK."""
+    """Return the table of each routine on one, two and four simulated nodes, compared with its rival."""
     run = results.runs().get("nodes-4-ranks")
     if run is None:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
-    rows = []
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in run.rows:
-        case, own = row["case"], middle(row, "pblasmp")
-        assert own is not None
-        rows.append([
-            f"`{case['routine']}`", str(case["nodes"]), f'`"{row["by"]}"`' if row["by"] else "",
-            digits(row["sent_bytes"] / 1024), digits(1e3 * own),
-            f"{row['ratios']['debian']:.2f}" if row["ratios"] else row["failed"],
+        found.setdefault(row["case"]["routine"], {})[row["case"]["nodes"]] = row
+    counts = sorted({row["case"]["nodes"] for row in run.rows})
+
+    def cells(rows: Mapping[int, Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
+        return [cell(rows[count]) if count in rows else "" for count in counts]
+
+    def taken(row: Mapping[str, Any]) -> str:
+        own = middle(row, "pblasmp")
+        return "–" if own is None else digits(1e3 * own)
+
+    def beside(row: Mapping[str, Any]) -> str:
+        return next((f"{ratio:.2f}" for ratio in row.get("ratios", {}).values()), "–")
+
+    def sent(row: Mapping[str, Any]) -> str:
+        return digits(row["sent_bytes"] / 1024) if "sent_bytes" in row else "–"
+
+    lines = []
+    for routine, rows in found.items():
+        by = dict.fromkeys(f'`"{row["by"]}"`' for row in rows.values() if row.get("by"))
+        lines.append([
+            routine, ", ".join(by),
+            *cells(rows, taken), *cells(rows, beside), *cells(rows, sent)[1:],
         ])  # fmt: skip
-    head = ["routine", "nodes", "algorithm", "KiB sent at most", "ms", "Debian's time ÷ pblasmp's"]
-    sizes = f"Order {run.rows[0]['case']['n']}, blocks of {run.rows[0]['case']['block']}, float64"
-    calls = {row["case"].get("calls", 1) for row in run.rows} - {1}
-    row = f" Of `gemv` and `dot` {min(calls)} calls in a row were timed." if calls else ""
-    about = f"{sizes}; the load of the machine was {run.machine['load']:.1f}.{row}"
-    return f"{table(head, rows, 3)}\n{about} {source(run)}\n{_calls_on_nodes()}"
+    head = [
+        "routine", "algorithm of a plan",
+        *(f"ms, {count}" for count in counts), *(f"rival's ÷ ours, {count}" for count in counts),
+        *(f"KiB, {count}" for count in counts[1:]),
+    ]  # fmt: skip
+    case = max((row["case"] for row in run.rows), key=lambda each: each["n"])
+    calls = max(row["case"]["calls"] for row in run.rows)
+    about = (
+        f"Order {case['n']} (eigenvalues half of it), blocks of {case['block']}, on 1, 2 and 4 nodes; "
+        f"of levels 1 and 2 {calls} calls in a row. KiB: the most that a rank sends to other nodes in a call, without "
+        f"what ScaLAPACK sends for it. –: Debian's did not end in {run.options['limit']} s. "
+        f"The load of the machine was {run.machine['load']:.1f}."
+    )
+    return f"{table(head, lines, len(head) - 2)}\n{about} {source(run)}\n{_calls_on_nodes()}"
 
 
 def _calls_on_nodes() -> str:
