@@ -103,7 +103,7 @@ def faults(comm, *, direct):
         found = pb.linalg.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         yield "infinity in slogdet", None if found == (-1, np.inf) else f"{found}"
         for dtype, sizes in (("float64", (1, 2.0**-1074, 1e308)), ("complex64", (1, 2.0**-149, 3e38))):
-            wholes = [(size * np.array([[1, 1], [0, 1]])).astype(dtype) for size in sizes]
+            wholes = [(size * np.array([[1, -1], [0, 1]])).astype(dtype) for size in sizes]
             conditions = [pb.linalg.cond_estimate(placed(ctx, rng, whole)) for whole in wholes]
             same = np.allclose(conditions, conditions[0])  # although inverses, or sums, are no numbers
             yield f"conditions of {sizes}", None if same else f"{conditions}"
