@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -54,7 +54,8 @@ from reference.scalapack import PATIENT, ScaLAPACK, locate
 RANKS, GRID, NODES = 4, (2, 2), (1, 2, 4)
 _RIGHT = 30.0  # the largest residual, in units of rounding
 _MOVE = "DistributedMatrix.redistribute"
-_IN_A_ROW = 20  # calls of level 1 and 2 that are timed together: one alone finds nothing in the caches
+_IN_A_ROW = 20  # short calls are timed together: one alone finds nothing in the caches
+_SMALL = 256  # below this order calls are short, and only those of levels 1 to 3 and moves are timed
 
 
 class Row(NamedTuple):
@@ -415,11 +416,12 @@ def time_case(
 
     import pblasmp as pb
 
-    nodes = options.nodes[0]
-    n = options.n // 2 if routine in EIGENVALUES else options.n
+    nodes, (n,) = options.nodes[0], options.n
+    small, block = n < _SMALL, min(options.block, n // 4)
+    n = n // 2 if routine in EIGENVALUES else n
     rival = "mpi" if routine in PARALLEL else "debian"
     with pb.Context(comm, engine="host") as ctx:
-        m = trial(ctx, routine, n, options.block)
+        m = trial(ctx, routine, n, block)
         contenders: dict[str, Callable[[], Any]] = {"pblasmp": m.run_pblasmp}
         if not why_alone:
             contenders[rival] = m.theirs(slk, slk.grid(*GRID))
@@ -436,7 +438,7 @@ def time_case(
         m.restore()
         most = comm.allreduce(nbytes[0], MPI.MAX)
         by = algorithm(m, routine)
-        count = _IN_A_ROW if routine in VECTORS else 1
+        count = _IN_A_ROW if routine in VECTORS or small else 1
         seconds = interleaved(
             comm,
             {name: repeated(run, count) for name, run in contenders.items()},
@@ -444,7 +446,7 @@ def time_case(
         )  # fmt: skip
     seconds = {name: [each / count for each in times] for name, times in seconds.items()}
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
-    plain = {"routine": routine, "n": n, "block": options.block, "nodes": nodes, "calls": count}
+    plain = {"routine": routine, "n": n, "block": block, "nodes": nodes, "calls": count}
     row = {"case": plain, "by": by, "seconds": seconds, "ratios": ratios, "sent_bytes": most}
     return row | ({"failed": why_alone} if why_alone else {})
 
@@ -465,7 +467,7 @@ def rank_main(options: argparse.Namespace) -> None:
                 file.write(f"{json.dumps(row)}\n")
 
 
-def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -> Iterator[dict[str, Any]]:
+def launched(options: argparse.Namespace, nodes: int, n: int) -> Iterator[dict[str, Any]]:
     """Run cases on new ranks, and yield a row for each; a case in which Debian's waits for ever runs again alone."""
     environment = {
         **os.environ, **(PATIENT if cores() < RANKS else {}),
@@ -474,9 +476,10 @@ def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -
         "PBLASMP_SCALAPACK_LIBRARY": str(locate("debian") or ""),
         **as_nodes(RANKS, nodes),
     }  # fmt: skip
-    left, why_alone = list(routines), ""
+    left = [each for each in options.only if n >= _SMALL or options.quick or each in {**PRODUCTS, **VECTORS}]
+    why_alone = ""
     while left:
-        given = {"--nodes": nodes, "-n": options.n, "--block": options.block, "--pairs": options.pairs}
+        given = {"--nodes": nodes, "-n": n, "--block": options.block, "--pairs": options.pairs}
         with tempfile.TemporaryDirectory() as scratch:
             answer, output = Path(scratch, "rows"), Path(scratch, "output")
             words = [
@@ -502,13 +505,7 @@ def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -
                     f"{left[0]} on {nodes} nodes ended with status {status}:\n{output.read_text()}"
                 )
         if left and why_alone:  # a library that pblasmp calls may wait for ever, too
-            case = {
-                "routine": left.pop(0),
-                "n": options.n,
-                "block": options.block,
-                "nodes": nodes,
-                "calls": 1,
-            }
+            case = {"routine": left.pop(0), "n": n, "nodes": nodes}
             yield {"case": case, "failed": f"neither ended in {options.limit} s"}
             why_alone = ""
         else:
@@ -518,7 +515,7 @@ def launched(options: argparse.Namespace, routines: Sequence[str], nodes: int) -
 def shown(row: dict[str, Any]) -> str:
     """Return a row as a line."""
     case = row["case"]
-    about = f"{case['routine']:22} {case['nodes']} nodes"
+    about = f"{case['routine']:22} {case['n']:5} {case['nodes']} nodes"
     if "seconds" not in row:
         return f"{about} {row['failed']}"
     own = 1e3 * median(row["seconds"]["pblasmp"])
@@ -531,8 +528,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=ROUTINES, default=list(ROUTINES), metavar="ROUTINE")
     parser.add_argument("--nodes", nargs="+", type=int, choices=NODES, default=list(NODES))
-    parser.add_argument("-n", type=int, help="order, of eigenvalues half of it (default: 1024)")
-    parser.add_argument("--block", type=int, default=64)
+    parser.add_argument(
+        "-n", type=int, nargs="+", help="orders, of eigenvalues half of it (default: 1024, 64)"
+    )
+    parser.add_argument("--block", type=int, default=64, help="rows and columns of a block, at most n / 4")
     parser.add_argument("--pairs", type=int, default=9, help="rounds after the first")
     parser.add_argument("--limit", type=int, default=30, help="seconds that a case may take")
     parser.add_argument("--quick", action="store_true", help="only check that it runs")
@@ -540,18 +539,20 @@ def main() -> None:
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     results.add_option(parser)
     options = parser.parse_args()
-    options.n = options.n or (128 if options.quick else 1024)
+    options.n = options.n or ([128] if options.quick else [1024, 64])
     if on_ranks():
         rank_main(options)
         return
     about = machine(), versions()
     print_facts(*about)
-    print("routine, median, the rival's / pblasmp's, most bytes that a rank sends to other nodes, algorithm")
+    print(
+        "routine, order, nodes, median, the rival's / pblasmp's, most bytes that a rank sends to other nodes, algorithm"
+    )
     rows: list[dict[str, Any]] = []
     directory = results.directory_of(options)
-    plain = {key: getattr(options, key) for key in ("n", "block", "pairs", "limit")}
-    for nodes in options.nodes:
-        for row in launched(options, options.only, nodes):
+    plain = {key: getattr(options, key) for key in ("block", "pairs", "limit")}
+    for n, nodes in itertools.product(options.n, options.nodes):
+        for row in launched(options, nodes, n):
             rows.append(row)
             print(shown(row), flush=True)
             if directory is None:

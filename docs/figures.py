@@ -421,8 +421,15 @@ def nodes() -> str:
     if run is None:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    case = max((row["case"] for row in run.rows), key=lambda each: each["n"])
+    small: dict[int, list[float]] = {}
     for row in run.rows:
-        found.setdefault(row["case"]["routine"], {})[row["case"]["nodes"]] = row
+        if row["case"]["n"] >= case["n"] // 2:
+            found.setdefault(row["case"]["routine"], {})[row["case"]["nodes"]] = row
+        else:
+            small.setdefault(row["case"]["nodes"], []).extend(
+                1 / each for each in row.get("ratios", {}).values()
+            )
     counts = sorted({row["case"]["nodes"] for row in run.rows})
 
     def cells(rows: Mapping[int, Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
@@ -450,14 +457,20 @@ def nodes() -> str:
         *(f"ms, {count}" for count in counts), *(f"rival's ÷ ours, {count}" for count in counts),
         *(f"KiB, {count}" for count in counts[1:]),
     ]  # fmt: skip
-    case = max((row["case"] for row in run.rows), key=lambda each: each["n"])
-    calls = max(row["case"]["calls"] for row in run.rows)
+    calls = max(row["case"].get("calls", 1) for row in run.rows)
     about = (
         f"Order {case['n']} (eigenvalues half of it), blocks of {case['block']}, on 1, 2 and 4 nodes; "
         f"of levels 1 and 2 {calls} calls in a row. KiB: the most that a rank sends to other nodes in a call, without "
         f"what ScaLAPACK sends for it. –: Debian's did not end in {run.options['limit']} s. "
         f"The load of the machine was {run.machine['load']:.1f}."
     )
+    if small:
+        n, block = min((row["case"]["n"], row["case"]["block"]) for row in run.rows if "block" in row["case"])
+        times = "; ".join(f"{count}: {spread(ratios)}" for count, ratios in small.items())
+        about += (
+            f" Small ones, of order {n} in blocks of {block}, {calls} in a row, take so many times Debian's time, "
+            f"by nodes (median, range of {len(small[counts[0]])} routines): {times}."
+        )
     return f"{table(head, lines, len(head) - 2)}\n{about} {source(run)}\n{_calls_on_nodes()}"
 
 
