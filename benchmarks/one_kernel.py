@@ -247,12 +247,12 @@ def run_on_gpus(
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
         dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
         found = rows(ctx, options)
-        directory = results.directory_of(options)
+        directory, about = results.directory_of(options), results.facts(ctx)
         if ctx.rank == 0 and directory is not None:
             run = results.Run(
-                benchmark=benchmark, date=results.today(), commit=results.this_commit(), ranks=ctx.size,
-                gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
-                sample="all", rows=found,
+                benchmark=f"{results.between_hosts(about)}{benchmark}", date=results.today(),
+                commit=results.this_commit(), ranks=ctx.size, gpus=ctx.size, **about,
+                options=results.options_of(options), reference="", sample="all", rows=found,
             )  # fmt: skip
             results.save(run, directory)
         dist.destroy_process_group()

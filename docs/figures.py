@@ -498,24 +498,31 @@ def _calls_on_nodes() -> str:
 
 def between_hosts() -> str:
     """Return the table of products between hosts, compared with NCCL + cuBLAS over the same network."""
-    kinds = ("tensor_parallel-hosts-", "gpu_matmul-hosts-2d")
+    kinds = ("tensor_parallel-hosts-", "gpu_matmul-hosts-2d", "hosts-layers-")
     runs = [run for name, run in results.runs().items() if name.startswith(kinds)]
     if not runs:
         return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
     rows = []
     for run in runs:
         title = FORMS.get(run.benchmark.removeprefix(kinds[0]), "product: order, type, grid, blocks, ops")
-        timed = (row for row in run.rows if middle(row, SEPARATE))
-        for row, (_, ratio) in zip(timed, compare(run, [SEPARATE]), strict=True):
-            own = middle(row, "pblasmp")
-            assert own
+        for row in run.rows:
+            case = dict(row["case"])
+            plain = case.pop("clock", None) == "device"
+            if "form" in case and not plain:
+                continue  # of the host's time alone
+            own, other = middle(row, "pblasmp"), middle(row, SEPARATE)
+            if not own or not other:
+                continue
+            ratio = row.get("ratios", {}).get(SEPARATE) or other / own
+            by = case.pop("algorithm", "auto") if plain else row.get("by", "auto")
+            name = f"{FORMS[case.pop('form')]}, plain calls" if plain else title
             hosts = f"{run.machine['hosts']} × {run.gpus // run.machine['hosts']}"
             rows.append([
-                title, ", ".join(map(str, row["case"].values())), hosts, f'`"{row.get("by", "auto")}"`',
-                digits(1e3 * own), f"{ratio:.2f}",
+                name, ", ".join(map(str, case.values())), hosts, f'`"{by}"`', digits(1e3 * own), f"{ratio:.2f}"
             ])  # fmt: skip
     head = ["product", "T, N, K", "hosts × GPUs", "algorithm", "ms", f"{SEPARATE}'s time ÷ pblasmp's"]
-    return f"{table(head, rows, 4)}\n{source(runs[0])}\n"
+    sources = "; ".join(dict.fromkeys(map(source, runs)))
+    return f"{table(head, rows, 4)}\n{sources}\n"
 
 
 def eigenvalues() -> str:
