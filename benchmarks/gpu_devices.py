@@ -120,13 +120,15 @@ def c_call(plan: Any) -> Callable[[], int]:
 
 
 def gpu_machine(ctx: Any) -> dict[str, Any]:
-    """Return the GPU, the processor and the hosts of a context's ranks. Local."""
+    """Return the GPU, how many ranks share it, the processor and the hosts of a context's ranks. Local."""
     import cupy
 
     from benchmarks.ranks import machine
 
-    facts = {"gpu": cupy.cuda.runtime.getDeviceProperties(ctx.engine.device.index)["name"].decode()}
-    return facts | machine() | {"hosts": len(ctx.engine.runtime.nodes)}
+    device = ctx.engine.device
+    facts = {"gpu": cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()}
+    shared = {"shared": device.ranks} if device.ranks > 1 else {}
+    return facts | machine() | {"hosts": len(ctx.engine.runtime.nodes)} | shared
 
 
 def gpu_versions(ctx: Any) -> dict[str, str]:

@@ -65,9 +65,11 @@ class Run:
 
     @property
     def where(self) -> str:
-        """Return the machine in words, such as "2 × NVIDIA H200"."""
+        """Return the machine in words, such as "2 × NVIDIA H200"; GPUs that ranks share are so many fewer."""
         if self.gpus:
-            return f"{self.gpus} × {self.machine['gpu']}"
+            share = self.machine.get("shared", 1)
+            shared = f", shared by {self.ranks} ranks" if share > 1 else ""
+            return f"{self.gpus // share} × {self.machine['gpu']}{shared}"
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         return f"{ranks} on {self.machine['cores']} cores ({self.machine['cpu']})"
 

@@ -30,13 +30,13 @@ def facts(ctx: Any) -> dict[str, Any]:
         or subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip()
         or "unknown"
     )
-    places = ctx.comm.allgather((os.uname().nodename, ctx.engine.device.index))
-    hosts = len({host for host, _ in places})
+    places = ctx.comm.allgather((os.uname().nodename, ctx.engine.device.place))
+    hosts, gpus = (len(set(each)) for each in zip(*places, strict=True))
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "commit": commit,
         "gpu": cupy.cuda.runtime.getDeviceProperties(ctx.engine.device.index)["name"].decode(),
-        "gpus": len(set(places)),
+        "gpus": gpus,
         "ranks": ctx.size,
         "cuBLASMp": version_text(ctx.engine.version),
         "NCCL": version_text(nccl_version()),

@@ -52,6 +52,7 @@ def test_portions_of_one_commit_are_put_together(tmp_path):
 
 def test_a_run_says_where_it_ran():
     assert RUN.where == "2 × H"
+    assert replace(RUN, machine={"gpu": "H", "shared": 2}).where == "1 × H, shared by 2 ranks"
     few = replace(RUN, gpus=0, machine={"cpu": "C", "cores": 2})
     assert (few.name, few.where) == ("gemm-2-ranks", "2 ranks on 2 cores (C)")
 

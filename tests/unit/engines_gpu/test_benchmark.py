@@ -75,6 +75,7 @@ def machine_of_two(comm: Any, path: str) -> Any:
         finally:
             os.sched_setaffinity(0, everything)
     yield "hosts", None if found["hosts"] == 1 else found["hosts"]
+    yield "GPUs of their own", found.get("shared")
     yield "cores", None if found["cores"] == len(os.sched_getaffinity(1)) else found["cores"]
 
 
