@@ -94,7 +94,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     """
     if isinstance(dtype, np.dtype) and dtype in _BY_DTYPE:
         return dtype  # nearly always
-    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else plain(dtype)
     if isinstance(name, str) and name in ELEMENT_TYPES:
         return ELEMENT_TYPES[name].dtype
     try:
@@ -108,7 +108,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     ):  # NumPy parses what it is given
         found = None
     if found is None or found not in _BY_DTYPE:
-        text = dtype if isinstance(dtype, (str, np.dtype)) else short_repr(dtype)
+        text = short_repr(f"{dtype}").strip("'") if isinstance(dtype, (str, np.dtype)) else short_repr(dtype)
         raise ArgumentError(f"dtype {text} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
     return found
 
@@ -142,6 +142,14 @@ def is_foreign(dtype: np.dtype) -> bool:
 def result_dtype(dtype: np.dtype) -> np.dtype:
     """Return the type of D by default: that of the operands, bfloat16 for 8-bit ones. Local."""
     return DTYPES["bfloat16"] if is_float8(dtype) else dtype
+
+
+def plain(value: Any) -> Any:
+    """Return a text of a class derived from str as str has it, anything else as it is. Local.
+
+    Methods of that class are the user's: they may fail, on one rank.
+    """
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 def scalar(value: Any, dtype: np.dtype, name: str) -> complex:

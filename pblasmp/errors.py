@@ -127,8 +127,12 @@ def short_repr(value: object) -> str:
     except Exception as error:  # noqa: BLE001 - the user's code, or lists in lists in lists
         why = "is too large to print" if isinstance(error, RecursionError) else "cannot be printed"
         return f"a value of type {type(value).__name__} that {why}"
-    text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shortened(" ".join(text.split()) if "\n" in text else text)  # arrays have lines
+
+
+def shortened(text: str, most: int = _LONGEST) -> str:
+    """Return a text, cut if it has more than ``most`` characters. Local."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, PblasmpError, RankMismatchError, printed, ranks_text
+from ..errors import ClosedError, PblasmpError, RankMismatchError, printed, ranks_text, shortened
 from .communicator import Communicator, greatest
 from .mpi_communicator import FINALIZED
 from .side_channel import SideChannel, text_of
@@ -33,6 +33,7 @@ _FOUND = "found"
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
 _MOST_NAMED = 4  # calls in the first line of an error
+_LONGEST = 2000  # characters of what a rank gave
 _GRACE_SECONDS = 1.0
 BLOCKED_SECONDS = 20.0
 
@@ -433,7 +434,11 @@ def _unlike(found: list[str]) -> RankMismatchError:
 
 
 def _as_texts(facts: dict[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else printed(value) for name, value in facts.items()}
+    # as str has them: texts of a class of the user's are hashed and compared by the user's code
+    return {
+        name: str.__str__(value if isinstance(value, str) else printed(value))
+        for name, value in facts.items()
+    }
 
 
 def _pack(error: BaseException) -> tuple[bytes, str]:
@@ -499,4 +504,6 @@ def _by_rank(values: list[str]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)
-    return "".join(f"\n    {value} on {ranks_text(ranks)}" for value, ranks in groups.items())
+    return "".join(
+        f"\n    {shortened(value, _LONGEST)} on {ranks_text(ranks)}" for value, ranks in groups.items()
+    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, short_repr
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.value import bytes_text
 from .composite import MovedProduct
@@ -314,7 +314,9 @@ def known_for(
         raise UnsupportedError(f"the {engine.name} engine has no algorithm for a {problem}")
     if options.algo != "auto" and options.algo not in known:
         names = ", ".join(map(repr, ("auto", *known)))
-        raise UnsupportedError(f"{argument}: the {engine.name} engine has {names} here, got {options.algo!r}")
+        raise UnsupportedError(
+            f"{argument}: the {engine.name} engine has {names} here, got {short_repr(options.algo)}"
+        )
     return known
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import ELEMENT_TYPES, as_dtype, scalar
+from ..dtypes import ELEMENT_TYPES, as_dtype, plain, scalar
 from ..epilogue import Epilogue, Scales
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
@@ -88,8 +88,8 @@ class Options:
             _check_type("compute", compute, str, "None or a string")
         return cls(
             **scalars,
-            algo=algo,
-            compute=compute,
+            algo=plain(algo),
+            compute=plain(compute),
             comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
             comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1, ArgumentError),
         )

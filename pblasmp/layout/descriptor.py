@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import as_dtype
+from ..dtypes import as_dtype, plain
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..lazy import hook
 from .axis import Axis, axis
@@ -81,6 +81,7 @@ class MatrixDescriptor(Value):
         put(self, "source", pair(self.source, "source", 0))
         put(self, "lead", pair(self.lead, "lead", 0))
         put(self, "dtype", as_dtype(self.dtype))
+        put(self, "order", plain(self.order))
         if not one_of(self.order, ("C", "F")):
             raise LayoutError(f"order: expected 'C' or 'F', got {short_repr(self.order)}")
         if self.source[0] >= self.grid.nprow or self.source[1] >= self.grid.npcol:

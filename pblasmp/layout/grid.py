@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from ..dtypes import plain
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 
 _MOST_RANKS = 2**31 - 1
@@ -114,7 +115,7 @@ def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "gri
 
 def one_of(value: object, legal: Iterable[str]) -> bool:
     """Return whether ``value``, which may have any type, is one of some texts. Local."""
-    return isinstance(value, str) and value in (*legal,)
+    return isinstance(value, str) and plain(value) in (*legal,)
 
 
 def _check_size(nranks: int, name: str) -> None:

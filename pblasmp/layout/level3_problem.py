@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from ..dtypes import DTYPES, is_float8
+from ..dtypes import DTYPES, is_float8, plain
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of
@@ -88,7 +88,8 @@ class Level3Problem(Problem):
             if not isinstance(value, MatrixDescriptor) and not (optional and value is None):
                 raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
         for name, legal in _LEGAL.items():
-            value = getattr(self, name)
+            value = plain(getattr(self, name))
+            object.__setattr__(self, name, value)
             if not one_of(value, legal):
                 expected = f"{', '.join(map(repr, legal[:-1]))} or {legal[-1]!r}"
                 raise ArgumentError(f"{name}: expected {expected}, got {short_repr(value)}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..dtypes import as_dtype, is_float8, result_dtype
+from ..dtypes import as_dtype, is_float8, plain, result_dtype
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, integer, one_of
@@ -94,6 +94,8 @@ class MatmulProblem(Problem):
             op = getattr(self, name)
             if not one_of(op, "NTC"):
                 raise ArgumentError(f"{name}: expected 'N', 'T' or 'C', got {short_repr(op)}")
+            object.__setattr__(self, name, plain(op))
+        object.__setattr__(self, "scheme", plain(self.scheme))
         if not one_of(self.scheme, SCHEMES):
             known = ", ".join(map(repr, SCHEMES))
             raise ArgumentError(f"scheme: expected one of {known}, got {short_repr(self.scheme)}")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import plain
 from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.factor_problem import ASSUMED
@@ -49,7 +50,7 @@ class AssumingCall(FactorizationCall[Matrix]):
     def __init__(
         self, *, assume_a: object, lower: object, unit_diagonal: object = False, **arguments: Any
     ) -> None:
-        name = assume_a if isinstance(assume_a, str) else ""
+        name = plain(assume_a) if isinstance(assume_a, str) else ""
         self.kind = ASSUMED.get(name)
         if not self.triangular:
             lower = _TRIANGLES.get(name, lower)

@@ -19,6 +19,7 @@ from ..engines.product import Found
 from ..engines.request import Options
 from ..errors import FactorizationError, UnsupportedError, short_repr
 from ..layout import MatrixDescriptor
+from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
@@ -178,8 +179,8 @@ class _Eigh(FactorizationCall[Any]):
 
     def __init__(self, *, subset_by_index: Any = None, uplo: Any = None, **arguments: Any) -> None:
         self._subset, self._malformed = None, ""
-        if isinstance(uplo, str) and uplo in ("L", "U"):
-            arguments["lower"] = uplo == "L"
+        if one_of(uplo, "LU"):
+            arguments["lower"] = one_of(uplo, "L")
         elif uplo is not None:
             self._malformed = f"uplo: expected 'L' or 'U', got {short_repr(uplo)}"
         arguments.update({name: flag(arguments[name]) for name in ("lower", "eigvals_only", "check")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 import sys
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import ELEMENT_TYPES
+from ..dtypes import ELEMENT_TYPES, plain
 from ..engines.direct import Asked
 from ..engines.product import Found, Product
 from ..engines.request import Operands, Options, Task
@@ -107,7 +108,7 @@ class FactorizationCall(UserCall[T]):
     def __init__(self, **arguments: Any) -> None:
         given: dict[str, Matrix | None] = {name: arguments.pop(name, None) for name in self.matrices}
         self.given: Mapping[str, Matrix | None] = given
-        self.how: Mapping[str, Any] = arguments
+        self.how: Mapping[str, Any] = {name: plain(value) for name, value in arguments.items()}
         self.faults: list[str] = []
         self._error: type[ArgumentError] = LayoutError  # what is raised if there are faults
         self.ctx = context_of(self.name, *given.values())
@@ -432,8 +433,10 @@ def flag(value: object) -> object:
 
 def op_of(trans: object) -> object:
     """Return "N", "T" or "C" for what SciPy calls 0, 1 and 2, or False and True; other values as they are. Local."""
-    known = isinstance(trans, (int, np.integer, np.bool_)) and 0 <= trans <= 2
-    return "NTC"[int(trans)] if known else trans  # type: ignore[call-overload]
+    if not isinstance(trans, (int, np.integer, np.bool_)):
+        return trans
+    number = int(trans) if isinstance(trans, np.bool_) else operator.index(trans)
+    return "NTC"[number] if 0 <= number <= 2 else trans
 
 
 def pair_of(pair: object) -> tuple[Any, Any]:

@@ -225,14 +225,16 @@ class _RankedLeastSquares(_LeastSquares):
 
     def check_rcond(self) -> None:
         """Note that it is neither None nor a number."""
-        r = self.rcond
+        r: Any = self.rcond
         try:
             legal = r is None or (
                 isinstance(r, (int, float)) and not isinstance(r, bool) and not math.isnan(r)
             )
         except OverflowError:  # no float is as large
             legal = False
-        if not legal:
+        if legal and r is not None:
+            self.rcond = float(r)
+        elif not legal:
             self.wrong(f"rcond: expected None, a number or 'full rank', got {short_repr(r)}")
 
     def ranked(self) -> LstsqResult:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 
 from ..comm import agree_after
+from ..dtypes import plain
 from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
@@ -180,7 +181,7 @@ class _Solve(AssumingCall):
         **arguments: Any,
     ) -> None:
         super().__init__(**{self.option: op_of(transposed)}, **arguments)
-        self.refine, self.return_info = refine, flag(return_info)
+        self.refine, self.return_info = plain(refine), flag(return_info)
 
     @property
     def op(self) -> str:

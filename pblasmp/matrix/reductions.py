@@ -8,6 +8,7 @@ every run.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
@@ -222,13 +223,13 @@ def extreme(matrix: Handle, which: str, axis: int | None) -> Any:
     return out.astype(matrix.dtype)[()]
 
 
-def _of_rows(axis: object) -> bool:
+def _of_rows(axis: Any) -> bool:
     """Return whether rows are summed, not columns. Local."""
-    return is_integer(axis) and axis in (1, -1)
+    return is_integer(axis) and operator.index(axis) in (1, -1)
 
 
-def _check_axis(axis: object) -> None:
-    legal = axis is None or (is_integer(axis) and axis in (0, 1, -1, -2))
+def _check_axis(axis: Any) -> None:
+    legal = axis is None or (is_integer(axis) and operator.index(axis) in (0, 1, -1, -2))
     if not legal:
         raise ArgumentError(f"axis: expected None, 0 or 1, got {short_repr(axis)}")
 
@@ -351,8 +352,10 @@ def allclose(
             d = a.descriptor
             facts.update(a=d, b=b.descriptor if isinstance(b, Handle) else b)
             facts.update(rtol=rtol, atol=atol, equal_nan=equal_nan)
+            tolerances: dict[str, Any] = {}
             for name, tolerance in (("rtol", rtol), ("atol", atol)):
-                if not scalar(tolerance, _wide(np.dtype(np.float64)), name).real >= 0:
+                tolerances[name] = scalar(tolerance, _wide(np.dtype(np.float64)), name)
+                if not tolerances[name] >= 0:
                     raise ArgumentError(f"{name}: expected at least 0, got {short_repr(tolerance)}")
             if isinstance(b, Handle):
                 check_pair("allclose", a, b)
@@ -377,6 +380,6 @@ def allclose(
             mine = True
             for xp, _, values, _ in _slabs(a, on_host=on_host):
                 right = other if theirs is None else next(theirs)
-                close = xp.isclose(values, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
+                close = xp.isclose(values, right, **tolerances, equal_nan=equal_nan)
                 mine = mine and bool(close.all())
         return all(ctx.comm.allgather(mine))

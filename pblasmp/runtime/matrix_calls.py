@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..dtypes import is_float8
+from ..dtypes import is_float8, plain
 from ..engines.direct import FAMILIES, Asked
 from ..engines.product import Product
 from ..engines.request import Operands, Options, Problem, Task
@@ -125,9 +125,12 @@ class MatrixCall(UserCall[Any]):
                 if not isinstance(error, (Exception, SystemExit)):
                     self.ctx.control.channel.break_(error, self.name)
                 raise
+        if found is not None and found is not False:
+            return found
         if found is None:
             self.find_context()
-        return run(self, voted=found is False) if found is None or found is False else found
+        self._how = {name: plain(value) for name, value in self._how.items()}
+        return run(self, voted=found is False)
 
     def directly(self) -> Any:
         """Return D, computed without a plan. Collective over the context.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn
 
 from ..engines.method import Report, Taken, prepare
 from ..engines.product import Bound, Product, Workspace
@@ -89,6 +89,11 @@ class Plan(Generic[Result]):
             self._hold(call)
         self._number = ctx.take_over(self)
         self._log()
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a Plan cannot be copied or pickled: it holds memory and libraries of these processes. Plan the call again"
+        )
 
     def _prepare(self, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None) -> None:
         """Prepare the product. Collective over the context.

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs do to matrices and in the midst of calls, beside calls: it costs an error, never the process."""
+"""Unusual arguments, and what programs do to matrices and in the midst of calls: no rank crashes or waits for ever."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -83,3 +87,123 @@ def test_with_several_ranks_a_call_in_the_midst_of_another_is_an_error():
     first, second = run_mpi(midst, 2)
     assert second.startswith("matmul was called in the midst of matmul, as a signal's handler")
     assert "rank 1 left matmul with ClosedError: matmul was called in the midst of matmul" in first
+
+
+class Hashless(str):
+    def __hash__(self):
+        raise RuntimeError("the user's hash")
+
+
+class Unequal(str):
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise RuntimeError("the user's ==")
+
+    __ne__ = __eq__
+
+
+class Number(float):
+    __hash__ = float.__hash__
+
+    def __lt__(self, other):
+        raise RuntimeError("the user's <")
+
+    __eq__ = __ne__ = __le__ = __gt__ = __ge__ = __lt__
+
+
+class Integer(int):
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        raise RuntimeError("the user's ==")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+
+
+TEXTS = {
+    "op_a": lambda a, x: pb.matmul(a, a, op_a=x("T")),
+    "algo": lambda a, x: pb.matmul(a, a, algo=x("auto")),
+    "planned": lambda a, x: pb.plan(pb.matmul, a, a, algo=x("auto")).close(),
+    "uplo": lambda a, x: pb.blas.trsm(a, a, uplo=x("L")),
+    "trans": lambda a, x: pb.linalg.lu_solve(pb.linalg.lu_factor(a), a, trans=x("T")),
+    "assume_a": lambda a, x: pb.linalg.solve(a, a, assume_a=x("pos")),
+    "refine": lambda a, x: pb.linalg.solve(a, a, refine=x("float32")),
+    "uplo of eigh": lambda a, x: pb.linalg.eigh(a, uplo=x("L")),
+    "algo of cholesky": lambda a, x: pb.linalg.cholesky(a, algo=x("auto")),
+    "order": lambda a, x: a.context.zeros((4, 4), order=x("F")),
+    "dtype": lambda a, x: a.astype(x("float32")),
+}
+NUMBERS = {
+    "rcond": lambda a, x: pb.linalg.lstsq(a, a, rcond=x(Number, 0.0)),
+    "trans": lambda a, x: pb.linalg.lu_solve(pb.linalg.lu_factor(a), a, trans=x(Integer, 1)),
+    "axis": lambda a, x: a.sum(axis=x(Integer, 1)),
+}
+
+
+def derived(comm):
+    """On the last rank options are of classes of the user's."""
+    outcomes, last = [], comm.rank == comm.size - 1
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(np.eye(6), block=(2, 2))
+        calls = [
+            (name, call, partial(lambda kind, x: kind(x) if last else x, kind))
+            for kind in (Hashless, Unequal)
+            for name, call in TEXTS.items()
+        ]
+        calls += [(name, call, lambda kind, x: kind(x) if last else x) for name, call in NUMBERS.items()]
+        for name, call, given in calls:
+            try:
+                call(a, given)
+            except Exception as error:  # noqa: BLE001 - agreed or not
+                name += f": {error!r}"
+            outcomes.append(name)
+            assert np.array_equal((a @ a).allgather(), np.eye(6))  # the context goes on
+    return outcomes
+
+
+def test_options_of_derived_classes_whose_methods_fail_on_one_rank():
+    first, second = run_mpi(derived, 2)
+    assert first == second
+    assert first == [*TEXTS, *TEXTS, *NUMBERS]
+
+
+def long_texts(_):
+    text = "x" * 100_000
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(np.eye(6), block=(2, 2))
+        lengths = []
+        for call in (
+            lambda: pb.matmul(a, a, algo=text),
+            lambda: pb.matmul(a, a, op_a=text),
+            lambda: pb.linalg.cholesky(a, algo=text),
+            lambda: a.astype(text),
+            lambda: pb.matmul(a, a, algo=text[ctx.rank :]),
+        ):
+            with pytest.raises(pb.PblasmpError) as raised:
+                call()
+            lengths.append(len(str(raised.value)))
+    return lengths
+
+
+def test_long_texts_are_cut_in_errors():
+    assert max(map(max, run_mpi(long_texts, 2))) < 5000
+
+
+def test_plans_are_not_copied():
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(np.eye(4))
+        with pb.plan(pb.matmul, a, a) as plan:
+            for function in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(pb.ArgumentError, match="a Plan cannot be copied or pickled"):
+                    function(plan)
+
+
+def test_tolerances_of_any_class_of_numbers():
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(np.eye(4))
+        for kind in (Decimal, Fraction, np.float32):
+            assert pb.allclose(a, a + 0.25, rtol=kind(0), atol=kind(0.5))
+            assert not pb.allclose(a, a + 1, rtol=kind(0), atol=kind(0.5))
+            with pytest.raises(pb.ArgumentError, match="rtol: expected at least 0"):
+                pb.allclose(a, a, rtol=kind(-1))
