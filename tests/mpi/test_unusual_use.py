@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp import pblas
 from tests.helpers.mpi import run_mpi
 
 
@@ -87,6 +88,31 @@ def test_with_several_ranks_a_call_in_the_midst_of_another_is_an_error():
     first, second = run_mpi(midst, 2)
     assert second.startswith("matmul was called in the midst of matmul, as a signal's handler")
     assert "rank 1 left matmul with ClosedError: matmul was called in the midst of matmul" in first
+
+
+def derived_arrays(_, path):
+    """np.matrix has other products; np.memmap is as fast as an array."""
+    with pb.Context(engine="host") as ctx:
+        x = ctx.random((8, 8), block=(2, 2), seed=1)
+        memory = np.memmap(f"{path}/{ctx.rank}", float, "w+", shape=x.local.shape)
+        memory[...] = x.local
+        for mine in (x.local.view(np.matrix), memory):
+            a = ctx.from_local(mine, x.descriptor)
+            assert type(a.local) is np.ndarray
+            assert np.shares_memory(a.local, mine)
+            for call in (lambda a: pb.blas.dot(a[:, :1], a[:, 1:2]), pb.linalg.norm, lambda a: (a @ a).allgather()):
+                assert np.array_equal(call(a), call(x))
+        ictxt = pblas.gridinit(ctx, "Row", 1, ctx.size)
+        desc = pblas.descinit(5, 5, 5, 5, 0, 0, ictxt, 5)
+        values = np.asfortranarray(np.arange(25.0).reshape(5, 5))
+        for mine in (values, values.view(np.matrix)):
+            found = pblas.pddot(5, None, mine, 1, 2, desc, 1, mine, 1, 3, desc, 1)
+            assert found == (ctx.rank == 0) * values[:, 1] @ values[:, 2]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_local_arrays_of_derived_classes(size, tmp_path):
+    run_mpi(derived_arrays, size, path=str(tmp_path))
 
 
 class Hashless(str):

@@ -168,8 +168,8 @@ class HostEngine(Engine):
 
     @staticmethod
     def _shared(array: Any) -> NDArray[Any]:
-        if isinstance(array, np.ndarray):
-            return array
+        if isinstance(array, np.ndarray):  # a derived class may compute otherwise, as np.matrix does
+            return np.asarray(array)
         why = ""
         try:
             if hasattr(array, "__array_interface__"):
