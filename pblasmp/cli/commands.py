@@ -559,12 +559,7 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
             click.echo(f"export {name}={shlex.quote(value)}")
         return
     status, calls = run(command, least, engine)
-    if calls is None:
-        caution(
-            "no call of the program could be seen: it has made none, its ScaLAPACK is linked statically, or process 0 "
-            "was ended"
-        )
-    else:
+    if calls is not None:
         total = calls.by_pblasmp + calls.by_library
         said = f"pblasmp: {calls.by_pblasmp} of {total} calls computed by pblasmp in {calls.pblasmp_seconds:.3g} s"
         if calls.grids:
@@ -572,6 +567,8 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
         if calls.by_library:
             said += f"; the others in {calls.library_seconds:.3g} s"
         click.echo(said, err=True)
+    elif status == 0:  # else the command has said what is wrong
+        caution("no call of the program could be seen: it has made none, or its ScaLAPACK is linked statically")
     sys.exit(status)
 
 

@@ -156,8 +156,11 @@ class Layout:
                 values.get("order", "C"),
             )
         if descriptor.grid.size > nranks:
-            grid = descriptor.grid
-            raise LayoutError(f"descriptor: a grid of {grid} needs {grid.size} ranks, got {nranks}")
+            grid, least = descriptor.grid, descriptor.grid.size
+            raise LayoutError(
+                f"descriptor: a grid of {grid} needs {least} ranks, got {nranks}: mpirun -n {least} starts as many, "
+                "Grid.squarest(ctx.size) fits any number"
+            )
         return descriptor
 
 

@@ -97,7 +97,8 @@ def bad_input_on_one_rank(comm, directory):
             error(pb.ArgumentError, ["root", on], ctx.scatter, values, d, wrong(root, 0))
             error(pb.ArgumentError, ["root", on], a.gather, wrong(root, 0))
         beyond = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid(comm.size + 1, 1))
-        words = [f"needs {comm.size + 1} ranks, got {comm.size} {on}"]
+        more = comm.size + 1
+        words = [f"needs {more} ranks, got {comm.size}: mpirun -n {more} starts as many", on]
         error(pb.ArgumentError, words, ctx.from_function, np.add, wrong(beyond, d))
         for exception, kind, words in (
             (ValueError("mine"), ValueError, ["mine " + on]),

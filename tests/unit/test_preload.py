@@ -18,6 +18,7 @@ from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.factorizations import ROUTINES as FACTORIZATIONS
 from pblasmp.pblas.routine_functions import ROUTINES
 from pblasmp.preload.c_source import ROWS, source
+from tests.helpers.command_line import run_here
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -150,6 +151,13 @@ def test_a_command_that_is_not_there(compiled):
 @pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
 def test_the_commands_status_and_no_calls(compiled, command, status):
     assert preload.run(["sh", "-c", command], 0, "host") == (status, None)
+
+
+@pytest.mark.parametrize(("command", "warns"), [("exit 0", True), ("exit 3", False)])
+def test_a_command_without_calls_is_warned_of_unless_it_failed(compiled, monkeypatch, capfd, command, warns):
+    found = run_here(["preload", "--engine", "host", "--", "sh", "-c", command], monkeypatch, capfd)
+    assert ("no call of the program could be seen" in found.stderr) is warns
+    assert found.returncode == int(command[-1])
 
 
 PROGRAM = r"""
