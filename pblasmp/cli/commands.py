@@ -568,7 +568,9 @@ def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
             said += f"; the others in {calls.library_seconds:.3g} s"
         click.echo(said, err=True)
     elif status == 0:  # else the command has said what is wrong
-        caution("no call of the program could be seen: it has made none, or its ScaLAPACK is linked statically")
+        caution(
+            "no call of the program could be seen: it has made none, or its ScaLAPACK is linked statically"
+        )
     sys.exit(status)
 
 
