@@ -107,7 +107,7 @@ def tune(
         algorithms, which says what is taken and why; plan; ``pblasmp tune`` in a terminal.
     """
     with prepare(_call("tune", function, args, kwargs), "tune") as planned:
-        ctx, asked, nearest = planned._ctx, planned._asked, planned.problem
+        ctx = planned._ctx
         with ctx.agreement("tune") as facts:
             facts["limit"] = limit
             number: object = limit
@@ -118,14 +118,9 @@ def tune(
                     f"progress: expected a function of two numbers, got {short_repr(progress)}"
                 )
         assert planned._bound is not None
-        moved = None
-        if isinstance(nearest, (MatmulProblem, Level3Problem)) and nearest != asked:
-            moved = nearest
-        operands, options = planned._bound.operands, planned._options
+        operands = planned._bound.operands
         with ctx.engine.on_device():
-            return measure(
-                ctx.engine, ctx.comm, asked, options, operands, moved, limit=limit, progress=progress
-            )
+            return measure(ctx.engine, ctx.comm, planned._task, operands, limit=limit, progress=progress)
 
 
 def _call(
@@ -239,8 +234,8 @@ def algorithms(
         return _of_problem(problem, *args, **kwargs)
     call = _call("algorithms", problem, args, kwargs)
     with reading(call, "algorithms"):
-        asked, options, nearest, _ = call.task()
-        return _surveyed(call.ctx, nearest or asked, options)
+        task = call.task()
+        return _surveyed(call.ctx, task.computed, task.options)
 
 
 def _of_problem(

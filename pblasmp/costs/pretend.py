@@ -22,10 +22,10 @@ from ..engines.host.host_engine import HostEngine
 from ..engines.host.host_operations import HostOperations
 from ..engines.host.host_transport import HostTransport
 from ..engines.method import prepare
-from ..engines.request import AnyProblem, Operands, Options
+from ..engines.request import AnyProblem, Operands
 from ..errors import PblasmpError
 from .dry_engine import Ranks
-from .traffic import asked_problem, dtype_of, operands_of, size_of
+from .traffic import operands_of, size_of, task_of
 
 Array = NDArray[Any]
 
@@ -67,22 +67,21 @@ def dry_run(
         PblasmpError: the ranks wait for each other, a message is sent or awaited by one side only or has another size
             than what is awaited, or a request is not waited for just once.
     """
-    asked, nearest, beta = asked_problem(problem, beta)
-    size = max(size_of(asked), nranks or 1)
+    task = task_of(problem, algorithm, alpha, beta)
+    size = max(size_of(task.problem), nranks or 1)
     ranks = Ranks(size, min(size, ranks_per_node or size))
-    options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
     world = RanksInTurn(ranks)
     found: dict[int, tuple[str, Operands]] = {}
 
     def run(rank: int) -> None:
         engine = _PretendedEngine(world, rank)
-        operands = operands_of(engine, asked)
+        operands = operands_of(engine, task.problem)
         for array in (operands.a, operands.b, operands.c, operands.d):
             if array is not None:
                 array[...] = 0
         if fill is not None:
             fill(rank, operands)
-        product, choice = prepare(engine, asked, options, operands, nearest)
+        product, choice = prepare(engine, task, operands)
         product.run(operands)
         product.close()
         found[rank] = choice.name, operands

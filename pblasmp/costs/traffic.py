@@ -13,7 +13,7 @@ from ..comm import Side
 from ..comm.exchange import SLOTS
 from ..engines.host.host_engine import HostEngine
 from ..engines.method import prepare
-from ..engines.request import AnyProblem, Operands, Options
+from ..engines.request import AnyProblem, Operands, Options, Task
 from ..errors import ArgumentError, LayoutError, UnsupportedError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
@@ -54,7 +54,8 @@ def traffic(
         ArgumentError: the problem is not legal, or an argument makes no sense.
         UnsupportedError: there is no such algorithm, or it cannot compute the problem.
     """
-    asked, nearest, beta = asked_problem(problem, beta)
+    task = task_of(problem, algorithm, alpha, beta)
+    asked = task.problem
     if isinstance(asked, FactorProblem):
         memory_bytes = (
             None  # nothing is chosen by it: what a factorization needs is counted even if it is not there
@@ -64,17 +65,15 @@ def traffic(
     if cores is not None:
         cores = integer(cores, "cores", 1, ArgumentError)
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
-    options = Options.of(dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm)
-    first = _run(ranks, 0, asked, options, nearest, gpus=gpus)
-    options = replace(options, algo=first.algorithm)  # the ranks agree: one choice is enough
+    first = _run(ranks, 0, task, gpus=gpus)
+    # The ranks agree: one choice is enough.
+    task = task._replace(options=replace(task.options, algo=first.algorithm))
     counts = _exchanged(ranks, first.log)
     like = classes(asked, ranks, first.algorithm, {entry.kind for entry in first.log})
     if most is not None and isinstance(asked, FactorProblem) and len(np.unique(like)) > most:
         chosen = np.linspace(0, ranks.size - 1, most).astype(np.int64)
         like = chosen[np.searchsorted(chosen, np.arange(ranks.size), "right") - 1]
-    runs = {0: first} | {
-        rank: _run(ranks, rank, asked, options, nearest, gpus=gpus) for rank in sorted({*like.tolist()} - {0})
-    }
+    runs = {0: first} | {rank: _run(ranks, rank, task, gpus=gpus) for rank in sorted({*like.tolist()} - {0})}
     numbers = np.searchsorted(sorted(runs), like)
     order = np.argsort(numbers, kind="stable")
     members = np.split(order, np.searchsorted(numbers[order], np.arange(1, len(runs))))
@@ -106,13 +105,9 @@ def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
         "same_node": int((counts.sent_here + counts.shared).sum()),
         "other_node": int((counts.sent - counts.sent_here).sum()),
     }
-    nothing = np.zeros(ranks.size, np.int64)
-    known = {
-        "touched_bytes": nothing,
-        "collective_copies": nothing,
-        "like": nothing,
-        "meetings": 0,
-        "collectives": 0,
+    known: dict[str, Any] = {
+        **dict.fromkeys(("touched_bytes", "collective_copies", "like"), np.zeros(ranks.size, np.int64)),
+        **dict.fromkeys(("meetings", "collectives"), 0),
     }
     return Traffic(
         nranks=ranks.size, ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
@@ -121,7 +116,7 @@ def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
     )  # fmt: skip
 
 
-def dtype_of(problem: AnyProblem) -> np.dtype:
+def _dtype_of(problem: AnyProblem) -> np.dtype:
     """Return the type of the result. Local."""
     if isinstance(problem, ParallelProblem):
         return problem.out_dtype
@@ -217,11 +212,11 @@ class _Run:
     memory_bytes: int
 
 
-def _run(ranks: Ranks, rank: int, problem: AnyProblem, options: Options, nearest: Any, *, gpus: bool) -> _Run:
+def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
     """Prepare and run a problem on one rank, dry."""
-    engine = _engine(ranks, rank, gpus=gpus)
+    engine, problem = _engine(ranks, rank, gpus=gpus), task.problem
     operands = operands_of(engine, problem)
-    product, choice = prepare(engine, problem, options, operands, nearest)
+    product, choice = prepare(engine, task, operands)
     before, copied = Ghost.written, Ghost.copied
     product.run(operands)
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
@@ -257,35 +252,35 @@ def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> DryEngine:
     return DryGpuEngine(ranks, rank)
 
 
-def asked_problem(problem: AnyProblem, beta: complex | None) -> tuple[AnyProblem, Any, complex]:
-    """Return a problem without a C that is not read, the nearest one that can be computed, and beta. Local.
+def task_of(problem: AnyProblem, algorithm: str, alpha: complex, beta: complex | None) -> Task:
+    """Return what is computed: a problem without a C that is not read, in the nearest layouts that can be. Local.
 
     Raises:
         ArgumentError: the problem is not legal, or has no C for ``beta``.
         UnsupportedError: it cannot be counted.
     """
+    asked, nearest = problem, None
     if isinstance(problem, ParallelProblem):
-        faults = problem.faults()
-        if faults:
+        if faults := problem.faults():
             raise LayoutError("; ".join(faults))
-        given = 0 if problem.c_dtype is None else 1
-        return problem, None, given if beta is None else beta
-    if isinstance(problem, FactorProblem):
+        beta = (0 if problem.c_dtype is None else 1) if beta is None else beta
+    elif isinstance(problem, FactorProblem):
         if faults := problem.faults():
             raise ArgumentError("; ".join(faults))
         if problem.routine in ("condition", "eigh", "svd"):
             raise UnsupportedError(f"{problem.routine}: what it does depends on the values of the matrix")
-        return problem, None, 0
-    if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
-        nearest_legal(problem).validate()
+        beta = 0
     else:
-        problem.validate()
-    if problem.c is None and beta:
-        raise ArgumentError(f"beta: the problem has no C, expected 0, got {short_repr(beta)}")
-    if beta is None:
-        beta = 0 if problem.c is None else 1
-    asked = replace(problem, c=None) if beta == 0 and problem.c is not None else problem
-    return asked, with_c_like_d(cast("MatmulProblem", asked)), beta
+        if isinstance(problem, MatmulProblem) and problem.scheme == "gemm":
+            nearest_legal(problem).validate()
+        else:
+            problem.validate()
+        if problem.c is None and beta:
+            raise ArgumentError(f"beta: the problem has no C, expected 0, got {short_repr(beta)}")
+        beta = (0 if problem.c is None else 1) if beta is None else beta
+        asked = replace(problem, c=None) if beta == 0 and problem.c is not None else problem
+        nearest = with_c_like_d(cast("MatmulProblem", asked))
+    return Task(asked, Options.of(_dtype_of(asked), alpha=alpha, beta=beta, algo=algorithm), nearest)
 
 
 def _ranks(

@@ -22,7 +22,7 @@ from ..layout.value import bytes_text
 from .composite import MovedProduct
 from .product import Product, Workspace
 from .protocol import Engine, Method
-from .request import AnyProblem, Operands, Options
+from .request import AnyProblem, Operands, Options, Task
 
 if TYPE_CHECKING:
     from ..layout.schemes import Form
@@ -396,26 +396,19 @@ def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None
     known_for(engine, _empty(form), Options(algo=algo), argument)
 
 
-def prepare(
-    engine: Engine,
-    problem: AnyProblem,
-    options: Options,
-    operands: Operands,
-    nearest: MatmulProblem | Level3Problem | None = None,
-) -> tuple[Product, Taken]:
+def prepare(engine: Engine, task: Task, operands: Operands) -> tuple[Product, Taken]:
     """Return the prepared product, and how its algorithm was chosen. Collective over the context.
 
     Args:
         engine: where it runs.
-        problem: what is computed.
-        options: how.
+        task: what is computed, and how.
         operands: the local arrays.
-        nearest: the same problem in other layouts, which operands are moved to first; None: they stay.
 
     Raises:
         UnsupportedError: no algorithm can compute it.
     """
-    row, viewed, choice = choose(engine, nearest or problem, options, operands)
+    problem, options, nearest, _ = task
+    row, viewed, choice = choose(engine, task.computed, options, operands)
     if nearest is None or nearest == problem:
         return row.prepare(engine, viewed, options, operands), choice
     assert isinstance(problem, (MatmulProblem, Level3Problem))
@@ -427,4 +420,4 @@ def prepare(
 
 def prepare_step(engine: Engine, problem: AnyProblem, options: Options, operands: Operands) -> Product:
     """Return a product that is a step of another. Collective over the context."""
-    return prepare(engine, problem, options, operands)[0]
+    return prepare(engine, Task(problem, options), operands)[0]

@@ -150,3 +150,8 @@ class Task(NamedTuple):
     options: Options
     nearest: MatmulProblem | Level3Problem | None = None
     reasons: tuple[str, ...] = ()
+
+    @property
+    def computed(self) -> AnyProblem:
+        """The problem that an algorithm computes."""
+        return self.nearest or self.problem

@@ -14,7 +14,7 @@ from ..engines.method import Report, Taken, prepare
 from ..engines.product import Bound, Product, Workspace
 from ..engines.request import AnyProblem, Operands
 from ..errors import ArgumentError, ArgumentTypeError, ClosedError, PblasmpError, UnsupportedError
-from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout import ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..logs import logger
 from ..tuning.measure import measure
@@ -68,17 +68,17 @@ class Plan(Generic[Result]):
         self, call: UserCall[Result], *, kept: bool = False, made: tuple[Product, Taken] | None = None
     ) -> None:
         self._ctx, self._name = ctx, _ = call.ctx, call.name
-        self._asked, self._options, nearest, self._reasons = call.task()
-        self.problem: AnyProblem = nearest or self._asked
+        self._task = task = call.task()
+        self.problem: AnyProblem = task.computed
         self._open, self._number, self._repeats, self._measured = True, 0, 0, ctx.engine.measured.added
         self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
         if made is None:
             operands = call.operands()
-            if self._options.algo == "measure" and not isinstance(self._asked, FactorProblem):
-                self._options = options = replace(self._options, algo="auto")
-                if not ctx.engine.measured.knows(self.problem, options, operands.follows):
-                    measure(ctx.engine, ctx.comm, self._asked, options, operands, nearest)
-            self._prepare(operands, nearest)
+            if task.options.algo == "measure" and not isinstance(task.problem, FactorProblem):
+                self._task = task = task._replace(options=replace(task.options, algo="auto"))
+                if not ctx.engine.measured.knows(task.computed, task.options, operands.follows):
+                    measure(ctx.engine, ctx.comm, task, operands)
+            self._prepare(operands)
         else:  # which holds no arrays
             self._product, self._choice = made
             self._product.first, self._product.once = None, False
@@ -95,7 +95,7 @@ class Plan(Generic[Result]):
             "a Plan cannot be copied or pickled: it holds memory and libraries of these processes. Plan the call again"
         )
 
-    def _prepare(self, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None) -> None:
+    def _prepare(self, operands: Operands) -> None:
         """Prepare the product. Collective over the context.
 
         The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
@@ -106,11 +106,11 @@ class Plan(Generic[Result]):
         if ctx.engine.traits.queues:
             with ctx.agreement(what, nests=True):
                 self._settle = ctx.engine.lifetime()
-                made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
+                made = prepare(ctx.engine, self._task, operands)
         else:
             with ctx.running(what):
                 try:
-                    made = prepare(ctx.engine, self._asked, self._options, operands, nearest)
+                    made = prepare(ctx.engine, self._task, operands)
                 except PblasmpError as error:  # the same on every rank
                     with ctx.agreement(what):
                         raise error from None
@@ -143,7 +143,7 @@ class Plan(Generic[Result]):
     @cached_property
     def _words(self) -> str:
         """What it computes, for messages: made once, since CPU ranks agree on it in every run."""
-        return repr(self._asked)
+        return repr(self._task.problem)
 
     def _opened(self) -> UserCall[Result]:
         """Return the call that is planned. Local."""
@@ -362,20 +362,20 @@ class Plan(Generic[Result]):
         return Report(
             call=self._title(),
             engine=engine.name,
-            asked=self._options.algo,
+            asked=self._task.options.algo,
             path=product.path,
             sent_bytes=product.sent_bytes,
             copied_bytes=product.copied_bytes,
             workspace=product.workspace,
             algorithms=self._choice.verdicts(),
             moved=product.moved,
-            notes=self._reasons + product.notes + engine.remarks,
+            notes=self._task.reasons + product.notes + engine.remarks,
         )
 
     def _title(self) -> str:
-        if isinstance(self._asked, ParallelProblem):
-            return self._asked.on_rank(self._ctx.rank)
-        return str(self._asked)
+        if isinstance(self._task.problem, ParallelProblem):
+            return self._task.problem.on_rank(self._ctx.rank)
+        return str(self._task.problem)
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"

@@ -17,9 +17,9 @@ from ..engines.arrays import same_memory
 from ..engines.method import names, prepare
 from ..engines.product import Product
 from ..engines.protocol import Engine
-from ..engines.request import AnyProblem, Operands, Options
+from ..engines.request import Operands, Task
 from ..errors import PblasmpError, UnsupportedError
-from ..layout import FactorProblem, Level3Problem, MatmulProblem
+from ..layout import FactorProblem
 from ..timing import samples
 from .measurements import save, tuning_file
 
@@ -72,10 +72,8 @@ class Tuned:
 def measure(
     engine: Engine,
     comm: Communicator,
-    problem: AnyProblem,
-    options: Options,
+    task: Task,
     operands: Operands,
-    nearest: MatmulProblem | Level3Problem | None = None,
     *,
     limit: float = LIMIT,
     progress: Progress | None = None,
@@ -84,15 +82,15 @@ def measure(
 
     Args:
         engine, comm: of a context.
-        problem, options, operands, nearest: as for ``engines.method.prepare``. No array is written.
+        task, operands: as for ``engines.method.prepare``. No array is written.
         limit: seconds after which no further algorithm is started.
         progress: called with (algorithms done, algorithms in total).
 
     Raises:
         UnsupportedError: no algorithm can compute it.
     """
-    trials = _Trials(engine, comm, problem, options, operands, nearest)
-    candidates = names(engine, nearest or problem, options)
+    trials = _Trials(engine, comm, task, operands)
+    candidates = names(engine, task.computed, task.options)
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()
@@ -120,20 +118,19 @@ def measure(
     if not seconds:
         reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"tune: no algorithm of the {engine.name} engine takes this problem:{reasons}")
-    return _keep(engine, comm, nearest or problem, options, operands.follows, seconds, refused)
+    return _keep(engine, comm, task, operands.follows, seconds, refused)
 
 
 def _keep(
     engine: Engine,
     comm: Communicator,
-    problem: AnyProblem,
-    options: Options,
+    task: Task,
     epilogue: str,
     seconds: dict[str, float],
     refused: dict[str, str],
 ) -> Tuned:
-    measured = engine.measured
-    entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")), epilogue)
+    measured, problem, today = engine.measured, task.computed, comm.bcast(time.strftime("%Y-%m-%d"))
+    entry = measured.entry(problem, task.options, seconds, today, epilogue)
     if not entry.usable:
         why = "an extent is 0, and other products' times do not follow from this one's"
         return Tuned(str(problem), measured.machine, seconds, refused, "", why)
@@ -157,19 +154,10 @@ class _Trials:
     Args: as for ``measure``.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        comm: Communicator,
-        problem: AnyProblem,
-        options: Options,
-        operands: Operands,
-        nearest: MatmulProblem | Level3Problem | None,
-    ) -> None:
-        self._engine, self._comm, self._options = engine, comm, options
-        self._problem, self._nearest = problem, nearest
+    def __init__(self, engine: Engine, comm: Communicator, task: Task, operands: Operands) -> None:
+        self._engine, self._comm, self._task = engine, comm, task
         with Agreement(comm, "tune: scratch results"):
-            written = "abcd" if isinstance(problem, FactorProblem) else "d"
+            written = "abcd" if isinstance(task.problem, FactorProblem) else "d"
             self._operands, self._restore = _scratch(engine, operands, written)
 
     def time(self, name: str, best: float) -> float | str:
@@ -227,8 +215,8 @@ class _Trials:
 
     def _prepared(self, name: str) -> Product:
         with Agreement(self._comm, f"tune: preparing {name}"):
-            how = replace(self._options, algo=name)
-            return prepare(self._engine, self._problem, how, self._operands, self._nearest)[0]
+            task = self._task._replace(options=replace(self._task.options, algo=name))
+            return prepare(self._engine, task, self._operands)[0]
 
     def _run(self, product: Product) -> Callable[[], None]:
         """Return a function that runs a product like a plan that runs again."""

@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.method import prepare
-from pblasmp.engines.request import Operands, Options
+from pblasmp.engines.request import Operands, Options, Task
 from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
 from tests.helpers.layouts import random_product
 
@@ -43,7 +43,7 @@ def one_product(ctx: pb.Context, seed: int, *, graph: bool = False) -> str:
     beta = int(rng.choice([0, 0, 1, -2]))
     local = {name: x.local for name, x in matrices.items()}
     operands = Operands(local["a"], local["b"], local["c"] if beta else None, local["d"])
-    product, _ = prepare(ctx.engine, p, Options(alpha=2, beta=beta, algo="push"), operands)
+    product, _ = prepare(ctx.engine, Task(p, Options(alpha=2, beta=beta, algo="push")), operands)
     if graph:
         replay = product.bind(operands).capture()
         for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm.choice import Serial
-from pblasmp.engines.request import Operands, Options
+from pblasmp.engines.request import Operands, Options, Task
 from pblasmp.tuning import measure as tuning
 
 ENGINE = SimpleNamespace(
@@ -115,7 +115,7 @@ def test_the_fastest_take_turns(room, monkeypatch):
     monkeypatch.setattr(tuning, "is_agreed", lambda error, comm: True)
     engine = SimpleNamespace(synchronize=lambda: closed.append("synchronize"))
     monkeypatch.setattr(tuning, "_scratch", lambda engine, operands, written: (operands, None))
-    trials = tuning._Trials(engine, Serial(), None, Options(), None, None)
+    trials = tuning._Trials(engine, Serial(), Task(None, Options()), None)
     monkeypatch.setattr(trials, "_prepared", prepared)
     found = trials.time_in_turns("abc")
     if room == 1:
