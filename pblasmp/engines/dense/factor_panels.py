@@ -40,12 +40,16 @@ class FactorPanels:
         info: of each panel, what LAPACK said of it: 0, or the index of the fault counted from 1. Valid once fetched.
         pivots: row i was exchanged with ``pivots[i]``, both in the whole matrix, the latter counted from 1. Likewise.
         blocks: of each panel of reflectors, T. Likewise.
+        array: the memory of this rank's panels, or of all.
+        given: that is the local array of a call.
         sends: panels travel as messages, so that all workers take part whenever one is fetched.
         whole_rows: a panel has all rows on one rank.
     """
 
     sends: bool
     whole_rows = True
+    array: Array
+    given: bool
 
     def __init__(
         self, shape: PanelShape, dtype: np.dtype, rank: int, info: Array, pivots: Array, blocks: Array | None
@@ -255,11 +259,11 @@ class SharedPanels(FactorPanels):
 
     def __init__(self, whole: Array, progress: Progress | None, *about: Any, given: bool = False) -> None:
         super().__init__(*about)
-        self.whole, self.given, self._progress = whole, given, progress
+        self.array, self.given, self._progress = whole, given, progress
 
     def own(self, k: int) -> Array:
         first, stop = self.shape.bounds(k)
-        return self.whole[:, first:stop]
+        return self.array[:, first:stop]
 
     def again(self, k: int, rows: slice) -> Array:
         return self.own(k)[rows]

@@ -296,7 +296,7 @@ def _together(operations: Operations, panels: FactorPanels) -> tuple[Array, Arra
         return None
     width, least = panels.shape.width, min(panels.shape.rows, panels.shape.cols)
     ts = _blocks(panels).transpose(0, 2, 1).reshape(-1, width).T
-    return panels.whole, ts[:, :least]
+    return panels.array, ts[:, :least]
 
 
 def factor(operations: Operations, panels: FactorPanels) -> None:

@@ -17,7 +17,7 @@ from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, window_of
 from ..protocol import Engine
 from ..request import LocalArray
-from .factor_panels import Array, FactorPanels, OwnPanels, SharedPanels
+from .factor_panels import Array, FactorPanels, SharedPanels
 from .panel_shape import PanelShape, are_split, is_shared
 
 SLAB = 8192  # columns of a triangle that are moved at a time, at least
@@ -146,7 +146,7 @@ class Workbench:
     def diagonal(self, panels: FactorPanels) -> Array:
         """Return the diagonal of a matrix in panels, a copy on every rank. After a fence; collective."""
         if isinstance(panels, SharedPanels):
-            return panels.whole.diagonal().copy()
+            return panels.array.diagonal().copy()
         squares = {k: square for k in panels.mine if len(square := panels.square(k))}
         own = [square.diagonal() for square in squares.values()]
         ends = list(itertools.accumulate((len(part) for part in own), initial=0))
@@ -164,7 +164,7 @@ class Workbench:
         assert isinstance(panels, SharedPanels)
         rows, workers = panels.shape.rows, panels.shape.workers
         if self.rank < workers:
-            mine = panels.whole[rows * self.rank // workers : rows * (self.rank + 1) // workers]
+            mine = panels.array[rows * self.rank // workers : rows * (self.rank + 1) // workers]
             mine[...] = mine[:, order]
 
     def may_compute_in(self, i: int, d: MatrixDescriptor, local: LocalArray) -> bool:
@@ -235,37 +235,36 @@ class Mover:
 
     def into(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix into panels. Collective over the context; with shared panels a fence must follow."""
+        array = panels.array
+        if panels.given and same_memory(local, array):
+            return
         if self._moved is not None:
-            assert isinstance(panels, SharedPanels)
-            if not (panels.given and same_memory(local, panels.whole)):
-                self._moved.into(local, panels.whole, conjugate=self.conjugate, exactly=panels.given)
+            self._moved.into(local, array, conjugate=self.conjugate, exactly=panels.given)
             return
-        assert isinstance(panels, OwnPanels)
-        if panels.given and same_memory(local, panels.array):
-            return
-        rows, xp = self._d.shape[0], self._bench.engine.xp
-        part = self._part if panels.given else None
-        self._move(self._d, local, self._bench.described(self._i)[:rows, :], panels.array[:rows], part)
+        described, rows = self._described()
+        self._move(self._d, local, described, array[:rows], self._part if panels.given else None)
         if self.conjugate:
-            xp.conjugate(panels.array, out=panels.array)
+            self._bench.engine.xp.conjugate(array, out=array)
 
     def back(self, local: LocalArray, panels: FactorPanels) -> None:
         """Move the matrix out of panels, which keep it. Collective over the context; with shared ones after a fence."""
+        array, xp = panels.array, self._bench.engine.xp
+        if panels.given and same_memory(local, array):
+            return
         if self._moved is not None:
-            assert isinstance(panels, SharedPanels)
-            if not (panels.given and same_memory(local, panels.whole)):
-                self._moved.back(local, panels.whole, conjugate=self.conjugate)
+            self._moved.back(local, array, conjugate=self.conjugate)
             return
-        assert isinstance(panels, OwnPanels)
-        if panels.given and same_memory(local, panels.array):
-            return
-        rows, xp = self._d.shape[0], self._bench.engine.xp
-        described = self._bench.described(self._i)[:rows, :]
+        described, rows = self._described()
         if self.conjugate:
-            xp.conjugate(panels.array, out=panels.array)
-        self._move(described, panels.array[:rows], self._d, local, self._part)
+            xp.conjugate(array, out=array)
+        self._move(described, array[:rows], self._d, local, self._part)
         if self.conjugate:  # the caller may go on with them
-            xp.conjugate(panels.array, out=panels.array)
+            xp.conjugate(array, out=array)
+
+    def _described(self) -> tuple[MatrixDescriptor, int]:
+        """Return the matrix in panels that ranks have for themselves, as a layout, and its rows. Local."""
+        rows = self._d.shape[0]
+        return self._bench.described(self._i)[:rows, :], rows
 
     def _move(
         self,
