@@ -137,7 +137,7 @@ def between_nodes(comm):
 
 def state(comm):
     """What a grid that idles has given back, and reads again."""
-    with none_idle(), mock.patch.object(host.blas, "threads_set_by_user", return_value=set()):
+    with none_idle(), mock.patch.object(host.blas_threads, "threads_set_by_user", return_value=set()):
         number = made(comm)
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None

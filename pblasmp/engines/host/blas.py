@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,9 @@ from ...dtypes import element_type
 from ...errors import LibraryNotFoundError, required
 from ..arrays import blas_operand, scale
 
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
-
 with required("CPU ranks", "run"):
     from threadpoolctl import threadpool_info
 
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
 _POINTERS = {  # of functions that Python calls
     "gemm": 13, "trsm": 11, "potrf": 5, "getrf": 6, "laswp": 7, "geqrt": 9, "geqrt3": 7, "larft": 9, "gemqrt": 14,
@@ -69,11 +64,6 @@ def described(library: str) -> str:
         for each in mine
     }
     return f"{library}'s {' and '.join(sorted(words))}" if words else library
-
-
-def threads_set_by_user() -> set[str]:
-    """Return what environment variables already say of how many threads BLAS uses; empty if none does. Local."""
-    return {value for name in _THREAD_VARIABLES if (value := os.environ.get(name))}
 
 
 @functools.cache
@@ -248,81 +238,34 @@ def _solve_in_parts(
     b[...] = close_b
 
 
-_limits: dict[ThreadLimit, int] = {}
-"""Those that are set."""
-_before: dict[str, tuple[Any, int]] = {}
-"""The limited libraries by file, and how many threads each had before the first limit."""
-
-
-class ThreadLimit:
-    """One engine's limit. The first one that is set saves what was there, the last one that is lifted restores it.
-
-    Every method is local, and may be called again.
-
-    Args:
-        threads: how many.
-        library: the local BLAS, which is loaded.
-    """
-
-    def __init__(self, threads: int, library: str) -> None:
-        self._threads, self._library = threads, library
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it counts."""
-        return self in _limits
-
-    def set(self) -> None:
-        """Limit the libraries that are loaded now."""
-        for each in _thread_pools(len(sys.modules), self._library).lib_controllers:
-            if each.user_api == "blas":
-                _before.setdefault(each.filepath, (each, each.num_threads))
-        _limits[self] = self._threads
-        _apply()
-
-    @staticmethod
-    def look_again() -> None:
-        """Have the next ``set`` find libraries that have been loaded without a module of Python."""
-        _thread_pools.cache_clear()
-
-    def lift(self) -> None:
-        """Let the limits of other engines count, or give BLAS the threads back that it had."""
-        if _limits.pop(self, None) is not None:
-            _apply()
-
-
-def _apply() -> None:
-    for library, before in list(_before.values()):
-        # Read anew each time: the garbage collector may lift a limit meanwhile.
-        library.set_num_threads(min(_limits.values(), default=before))
-    if not _limits:
-        _before.clear()
-
-
-# The engines are the parent's. What the libraries had before is known: a context of the child restores it.
-os.register_at_fork(after_in_child=_limits.clear)
-
-
-@functools.lru_cache(1)
-def _thread_pools(modules: int, library: str) -> ThreadpoolController:  # noqa: ARG001
-    """Return what limits the threads of loaded libraries, looked for again if there may be more of them. Local."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
 Array = NDArray[Any]
 
 
-def _place(a: Array) -> tuple[int, bytes]:
-    """Return the address and the leading dimension of an array in F order."""
-    rows, cols = a.shape
-    assert a.strides[0] == a.itemsize or rows <= 1, "expected contiguous columns"
-    return a.ctypes.data, _integer(max(1, rows, a.strides[1] // a.itemsize if cols > 1 else 1))
+def _lapack(library: str, name: str, *given: Any, has_info: bool = True) -> int:
+    """Call a routine of LAPACK, and return INFO, 0 if it has none. Local.
 
-
-def _routine(library: str, name: str, a: Array) -> Any:
-    return load(library, element_type(a.dtype).blas, name)
+    Args:
+        library: "scipy" or "mkl".
+        name: the routine's, without the letter of its type, which is that of the last matrix.
+        *given: its arguments before INFO: letters, integers, vectors without gaps, and matrices in F order, each for
+            its address and its leading dimension.
+        has_info: whether INFO follows them.
+    """
+    pointers: list[Any] = []
+    for x in given:
+        if isinstance(x, np.ndarray) and x.ndim == 2:
+            (rows, cols), kind = x.shape, x.dtype
+            assert x.strides[0] == x.itemsize or rows <= 1, "expected contiguous columns"
+            apart = max(1, rows, x.strides[1] // x.itemsize if cols > 1 else 1)
+            pointers += x.ctypes.data, _integer(apart)
+        elif isinstance(x, np.ndarray):
+            pointers.append(x.ctypes.data)
+        else:
+            pointers.append(x if isinstance(x, bytes) else _integer(x))
+    info = ctypes.c_int(0)
+    pointers += [ctypes.byref(info)] * has_info
+    load(library, element_type(kind).blas, name)(*pointers)
+    return info.value
 
 
 def potrf(library: str, a: Array, *, lower: bool) -> int:
@@ -333,12 +276,7 @@ def potrf(library: str, a: Array, *, lower: bool) -> int:
 
     Source: LAPACK, ?POTRF.
     """
-    if not a.size:
-        return 0
-    info = ctypes.c_int(0)
-    address, ld = _place(a)
-    _routine(library, "potrf", a)(b"L" if lower else b"U", _integer(len(a)), address, ld, ctypes.byref(info))
-    return info.value
+    return _lapack(library, "potrf", b"L" if lower else b"U", len(a), a) if a.size else 0
 
 
 def getrf(library: str, a: Array, pivots: NDArray[np.int32]) -> int:
@@ -354,14 +292,7 @@ def getrf(library: str, a: Array, pivots: NDArray[np.int32]) -> int:
 
     Source: LAPACK, ?GETRF.
     """
-    if not a.size:
-        return 0
-    info = ctypes.c_int(0)
-    address, ld = _place(a)
-    _routine(library, "getrf", a)(
-        _integer(a.shape[0]), _integer(a.shape[1]), address, ld, pivots.ctypes.data, ctypes.byref(info)
-    )
-    return info.value
+    return _lapack(library, "getrf", *a.shape, a, pivots) if a.size else 0
 
 
 def legal_pivots(pivots: NDArray[np.int32], rows: int) -> None:
@@ -379,13 +310,9 @@ def laswp(
 
     Source: LAPACK, ?LASWP.
     """
-    if not a.size or first >= last:
-        return
-    address, ld = _place(a)
-    _routine(library, "laswp", a)(
-        _integer(a.shape[1]), address, ld, _integer(first + 1), _integer(last), pivots.ctypes.data,
-        _integer(-1 if back else 1),
-    )  # fmt: skip
+    if a.size and first < last:
+        step = -1 if back else 1
+        _lapack(library, "laswp", a.shape[1], a, first + 1, last, pivots, step, has_info=False)
 
 
 def geqrt(library: str, a: Array, t: Array) -> None:
@@ -400,19 +327,12 @@ def geqrt(library: str, a: Array, t: Array) -> None:
     """
     if not a.size:
         return
-    info = ctypes.c_int(0)
-    (address, ld), (at, ldt) = _place(a), _place(t)
     (rows, cols), width = a.shape, len(t)
     if width == cols <= rows:
-        _routine(library, "geqrt3", a)(
-            _integer(rows), _integer(cols), address, ld, at, ldt, ctypes.byref(info)
-        )
-        return
-    work = np.empty(width * cols, a.dtype)
-    _routine(library, "geqrt", a)(
-        _integer(rows), _integer(cols), _integer(min(width, *a.shape)), address, ld, at, ldt, work.ctypes.data,
-        ctypes.byref(info),
-    )  # fmt: skip
+        _lapack(library, "geqrt3", rows, cols, a, t)
+    else:
+        work = np.empty(width * cols, a.dtype)
+        _lapack(library, "geqrt", rows, cols, min(width, rows, cols), a, t, work)
 
 
 def gemqrt(library: str, v: Array, t: Array, x: Array, work: Array, *, adjoint: bool) -> None:
@@ -428,17 +348,22 @@ def gemqrt(library: str, v: Array, t: Array, x: Array, work: Array, *, adjoint: 
 
     Source: LAPACK, ?GEMQRT.
     """
-    if not (x.size and v.size):
-        return
-    info = ctypes.c_int(0)
-    (at_v, ldv), (at_t, ldt), (at_x, ldx) = map(_place, (v, t, x))
-    (rows, cols), count = x.shape, v.shape[1]
-    block = min(count, len(t))
-    trans = b"N" if not adjoint else b"C" if x.dtype.kind == "c" else b"T"
-    _routine(library, "gemqrt", x)(
-        b"L", trans, _integer(rows), _integer(cols), _integer(count), _integer(block), at_v, ldv, at_t, ldt, at_x, ldx,
-        work.ctypes.data, ctypes.byref(info),
-    )  # fmt: skip
+    if x.size and v.size:
+        trans = b"N" if not adjoint else b"C" if x.dtype.kind == "c" else b"T"
+        count = v.shape[1]
+        _lapack(
+            library,
+            "gemqrt",
+            b"L",
+            trans,
+            *x.shape,
+            count,
+            min(count, len(t)),
+            v,
+            t,
+            x,
+            work.reshape(-1, order="F"),
+        )
 
 
 def larft(library: str, v: Array, tau: Array, t: Array) -> None:
@@ -452,10 +377,5 @@ def larft(library: str, v: Array, tau: Array, t: Array) -> None:
 
     Source: LAPACK, ?LARFT, forward and by columns.
     """
-    if not v.size:
-        return
-    (address, ld), (at, ldt) = _place(v), _place(t)
-    rows, cols = v.shape
-    _routine(library, "larft", v)(
-        b"F", b"C", _integer(rows), _integer(cols), address, ld, tau.ctypes.data, at, ldt
-    )
+    if v.size:
+        _lapack(library, "larft", b"F", b"C", *v.shape, v, tau, t, has_info=False)
