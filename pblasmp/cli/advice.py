@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..context import Context
-from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, scale
+from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, remarks_of, scale
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
 from ..costs.predict import Prediction, predict, time_text
 from ..costs.pretend import dry_run
@@ -204,8 +204,7 @@ def print_plan(found: dict[str, Any]) -> None:
         for each in found["layers"]:
             times = "  ".join(f"{n}: {time_text(x.seconds)}" for n, x in each.predictions.items())
             click.echo(f"{each.name:<20} {each.product:<22} {times}   best on {each.best}")
-        for remark in dict.fromkeys(remark for each in found["layers"] for remark in each.extrapolated):
-            click.echo(f"extrapolated: {remark}")
+        _print_remarks(x for each in found["layers"] for x in each.predictions.values())
         return
     if "advice" not in found:
         click.echo("\n".join(str(each) for each in found.values()))
@@ -226,5 +225,9 @@ def _print_scaling(advice: list[tuple[int, Advice]]) -> None:
         relative = f"{100 * work / (nodes * x.seconds):4.0f} %" if x.fits else "does not fit"
         memory = f"{x.memory_bytes / 2**30:7.1f} GiB"
         click.echo(f"{nodes:>4} nodes  {time_text(x.seconds):>8}  {memory}  {relative}  {each.best.label}")
-    for remark in dict.fromkeys(remark for _, each in advice for remark in each.best.prediction.extrapolated):
+    _print_remarks(each.best.prediction for _, each in advice)
+
+
+def _print_remarks(predictions: Iterable[Prediction]) -> None:
+    for remark in remarks_of(predictions):
         click.echo(f"extrapolated: {remark}")

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..layout import MatrixDescriptor
-    from ..layout.descriptor import MemoryOrder
 
 Where = str | PathLike[str] | Machine
 
@@ -100,7 +100,7 @@ class Advice:
         """Return it as plain values. Local."""
         return {
             "best": self.best.to_dict(), "why_not_second": self.why_not_second, "least_ranks": self.least_ranks,
-            "extrapolated": list(_remarks(each.prediction for each in self.choices)),
+            "extrapolated": list(remarks_of(each.prediction for each in self.choices)),
             "choices": [
                 {"choice": each.label, "seconds": each.prediction.seconds, "fits": each.prediction.fits}
                 for each in self.choices
@@ -155,11 +155,11 @@ def advise(
     if machine is None:
         raise ArgumentTypeError("machine: expected a machine's name or a file, got nothing")
     ranks, where = planned_ranks(ranks, "ranks"), load_machine(machine)
-    what = _what(m, n, k, dtype, order)
+    wanted = _wanted(m, n, k, dtype, order)
     choices = sorted(
-        what.choices(ranks, where), key=lambda each: (not each.prediction.fits, each.prediction.seconds)
+        _choices(wanted, ranks, where), key=lambda each: (not each.prediction.fits, each.prediction.seconds)
     )
-    return Advice(tuple(choices), ranks if choices[0].prediction.fits else _least_ranks(what, ranks, where))
+    return Advice(tuple(choices), ranks if choices[0].prediction.fits else _least_ranks(wanted, ranks, where))
 
 
 def scale(
@@ -185,91 +185,65 @@ def perfect(advice: Sequence[tuple[int, Advice]]) -> tuple[int, float]:
     return nodes, nodes * first.best.prediction.seconds
 
 
-@dataclass(frozen=True)
-class _AnyProduct:
-    """A product of any layout."""
+class _Wanted(NamedTuple):
+    """A product, a factorization or a solve of any layout.
 
-    m: int
-    n: int
-    k: int
-    dtype: DTypeLike
-    order: str
+    Attributes:
+        on: returns it on a grid, with the best block.
+        nbytes: of all matrices of a product, or of A.
+        grids: returns those to try for so many ranks.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all matrices."""
-        return (self.m * self.k + self.k * self.n + self.m * self.n) * as_dtype(self.dtype).itemsize
-
-    def on(self, grid: Grid) -> MatmulProblem:
-        """Return it on a grid, with the best block. Local."""
-        m, n, k = self.m, self.n, self.k
-        return MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=self.dtype, order=self.order)
-
-    def choices(self, ranks: int, machine: Machine) -> Iterator[Choice]:
-        """Yield every grid with its best block, with each algorithm. Local.
-
-        GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory
-        and arrive while those before are multiplied: panels are tried on the best grids, within a node if memory asks
-        for it.
-        """
-        algorithms = _HOST if machine.engine == "host" else ("auto",)
-        problems = [self.on(grid) for grid in _grids(self.m, self.n, self.k, ranks)]
-        found = [
-            Choice(each, predict(each, machine, algorithm)) for each in problems for algorithm in algorithms
-        ]
-        yield from found
-        if machine.engine == "host":
-            return
-        enough = ranks <= machine.ranks_per_node and any(each.prediction.fits for each in found)
-        whole = [] if enough else [each for each in found if each.prediction.algorithm != "panels"]
-        for each in sorted(whole, key=lambda each: each.prediction.seconds)[:_IN_PANELS]:
-            yield Choice(each.problem, predict(each.problem, machine, "panels"))
+    on: Callable[[Grid], MatmulProblem | FactorProblem]
+    nbytes: int
+    grids: Callable[[int], Iterable[Grid]]
 
 
-@dataclass(frozen=True)
-class _AnyFactorization:
-    """A factorization or a solve of any layout, as ``FactorProblem.of`` takes it."""
-
-    name: str
-    n: int
-    right: int | None
-    dtype: DTypeLike
-    order: MemoryOrder
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of A."""
-        return self.n**2 * as_dtype(self.dtype).itemsize
-
-    def on(self, grid: Grid) -> FactorProblem:
-        """Return it on a grid, with the best block. Local."""
-        block = _block(self.n, self.n, self.n, grid)
-        return FactorProblem.of(
-            self.name, self.n, grid, block, right=self.right, dtype=self.dtype, order=self.order
-        )
-
-    def choices(self, ranks: int, machine: Machine) -> Iterator[Choice]:
-        """Yield one row of processes, on which panels need not move, and the squarest grid. Local.
-
-        The panels are dealt round the ranks whatever the layout is, so other grids are no better.
-        """
-        for grid in dict.fromkeys((Grid(1, ranks), Grid.squarest(ranks))):
-            yield Choice(self.on(grid), predict(self.on(grid), machine))
-
-
-def _what(
-    m: object, n: object, k: object, dtype: DTypeLike, order: str | None
-) -> _AnyProduct | _AnyFactorization:
-    """Return what advice is asked for, or raise ArgumentError. Local."""
+def _wanted(m: object, n: object, k: object, dtype: DTypeLike, order: Any) -> _Wanted:
+    """Return what advice is wanted for, or raise ArgumentError. Local."""
+    item = as_dtype(dtype).itemsize
     if isinstance(m, str):
-        if m not in BY_NAME:
+        name = m
+        if name not in BY_NAME:
             raise ArgumentError(f"expected one of {', '.join(BY_NAME)}, or m, n and k, got {short_repr(m)}")
-        n = integer(n, "n", 1, ArgumentError)
-        k = None if k is None else integer(k, "k", 0, ArgumentError)
-        memory: Any = order or "F"
-        return _AnyFactorization(m, n, k, dtype, memory)
+        size = integer(n, "n", 1, ArgumentError)
+        right = None if k is None else integer(k, "k", 0, ArgumentError)
+
+        def factored(grid: Grid) -> FactorProblem:
+            block = _block(size, size, size, grid)
+            return FactorProblem.of(name, size, grid, block, right=right, dtype=dtype, order=order or "F")
+
+        # One row of processes, on which panels need not move, and the squarest grid: panels are dealt round the ranks
+        # whatever the layout is, so others are no better.
+        return _Wanted(
+            factored, size**2 * item, lambda ranks: dict.fromkeys((Grid(1, ranks), Grid.squarest(ranks)))
+        )
     m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
-    return _AnyProduct(m, n, k, dtype, order or "C")
+
+    def multiplied(grid: Grid) -> MatmulProblem:
+        return MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order or "C")
+
+    return _Wanted(multiplied, (m * k + k * n + m * n) * item, partial(_grids, m, n, k))
+
+
+def _choices(wanted: _Wanted, ranks: int, machine: Machine) -> Iterator[Choice]:
+    """Yield every grid with its best block, of a product with each algorithm. Local.
+
+    GPUs push operands within a node. Between nodes they gather them or take them in panels, which need less memory
+    and arrive while those before are multiplied: panels are tried on the best grids, within a node if memory asks
+    for it.
+    """
+    problems = [wanted.on(grid) for grid in wanted.grids(ranks)]
+    multiplies = isinstance(problems[0], MatmulProblem)
+    algorithms = _HOST if multiplies and machine.engine == "host" else ("auto",)
+    found = [Choice(each, predict(each, machine, algorithm)) for each in problems for algorithm in algorithms]
+    yield from found
+    if not multiplies or machine.engine == "host":
+        return
+    enough = ranks <= machine.ranks_per_node and any(each.prediction.fits for each in found)
+    whole = [] if enough else [each for each in found if each.prediction.algorithm != "panels"]
+    for each in sorted(whole, key=lambda each: each.prediction.seconds)[:_IN_PANELS]:
+        yield Choice(each.problem, predict(each.problem, machine, "panels"))
 
 
 def _grids(m: int, n: int, k: int, ranks: int) -> list[Grid]:
@@ -294,15 +268,16 @@ def _block(m: int, n: int, k: int, grid: Grid) -> int:
     return max(even) if even else min(sizes, key=uneven)
 
 
-def _least_ranks(what: _AnyProduct | _AnyFactorization, ranks: int, machine: Machine) -> int:
+def _least_ranks(wanted: _Wanted, ranks: int, machine: Machine) -> int:
     """Return the fewest ranks that hold everything, of powers of two; 0 if the machine has no such number."""
     most = MOST_RANKS if machine.network is not None else machine.ranks_per_node
-    algorithm = "panels" if isinstance(what, _AnyProduct) else "auto"
     count = 1 << ranks.bit_length()
     while count <= most:
-        holds = what.nbytes / count <= machine.memory_bytes
-        if holds and predict(what.on(Grid.squarest(count)), machine, algorithm).fits:
-            return count
+        if wanted.nbytes / count <= machine.memory_bytes:
+            problem = wanted.on(Grid.squarest(count))
+            algorithm = "panels" if isinstance(problem, MatmulProblem) else "auto"
+            if predict(problem, machine, algorithm).fits:
+                return count
         count *= 2
     return 0
 
@@ -365,11 +340,11 @@ def advise_move(problem: MatmulProblem, machine: Where) -> MoveAdvice:
     gain = keep.seconds - best.prediction.seconds
     return MoveAdvice(
         keep, best, move, math.ceil(move / gain) if gain > 0 else 0,
-        _remarks([keep, best.prediction, *predicted]),
+        remarks_of([keep, best.prediction, *predicted]),
     )  # fmt: skip
 
 
-def _remarks(predictions: Iterable[Prediction]) -> tuple[str, ...]:
+def remarks_of(predictions: Iterable[Prediction]) -> tuple[str, ...]:
     """Return what is extrapolated in any of some predictions, each once. Local."""
     return tuple(dict.fromkeys(remark for each in predictions for remark in each.extrapolated))
 
@@ -396,7 +371,7 @@ class LayerAdvice:
     @property
     def extrapolated(self) -> tuple[str, ...]:
         """What is outside the measurements for any number of ranks; empty if nothing is."""
-        return _remarks(self.predictions.values())
+        return remarks_of(self.predictions.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values. Local."""
