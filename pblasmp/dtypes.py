@@ -152,6 +152,17 @@ def plain(value: Any) -> Any:
     return str.__str__(value) if isinstance(value, str) else value
 
 
+@lru_cache(64)
+def real_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the type of the real parts of ``dtype``. Local."""
+    return np.empty(0, dtype).real.dtype
+
+
+def double_dtype(*dtypes: np.dtype) -> np.dtype:
+    """Return the type of double precision that holds all of these: complex128 if one is complex. Local."""
+    return DTYPES["complex128" if any(dtype.kind == "c" for dtype in dtypes) else "float64"]
+
+
 def scalar(value: Any, dtype: np.dtype, name: str) -> complex:
     """Return ``value`` as the float, or for a complex ``dtype`` the complex, that scales a product. Local.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import accumulation_dtype, element_type, scalar
+from .dtypes import accumulation_dtype, double_dtype, element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .engines.local.finish import activate
 from .epilogue import Epilogue, Scales, along
@@ -239,7 +239,9 @@ def _exactly(ctx: Runtime[Any], problem: MatmulProblem, asked: _Freivalds) -> Ve
     found = None
     with ctx.agreement("verify: comparing"):
         if ctx.rank == 0:
-            a, b, c, d = (None if x is None else x.astype(_wide(asked.d, x)) for x in wholes)
+            a, b, c, d = (
+                None if x is None else x.astype(double_dtype(asked.d.dtype, x.dtype)) for x in wholes
+            )
             assert a is not None
             assert b is not None
             assert d is not None
@@ -409,10 +411,6 @@ def _same_kind(got: Array, expected: Array) -> NDArray[np.bool_]:
     )
 
 
-def _wide(*arrays: Any) -> np.dtype:
-    return np.dtype(np.complex128 if any(x.dtype.kind == "c" for x in arrays) else np.float64)
-
-
 class _NonFiniteCounts(NamedTuple):
     """How many NaN and infinities each row and each column has, and how many NaN there are in total."""
 
@@ -448,7 +446,7 @@ def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: i
     """Return rows (axis 0) or columns of op(M), as columns in double precision, the same on every rank. Collective."""
     descriptor, comm = matrix.descriptor, matrix.context.comm
     along = axis if op == "N" else 1 - axis
-    found = np.zeros((descriptor.shape[1 - along], lines.size), _wide(descriptor))
+    found = np.zeros((descriptor.shape[1 - along], lines.size), double_dtype(descriptor.dtype))
     local = matrix.on_host()
     if local.size:
         indices = descriptor.global_indices(comm.rank)
@@ -480,7 +478,7 @@ def apply(
     descriptor, comm = matrix.descriptor, matrix.context.comm
     transposed = op in ("T", "C")
     length = descriptor.shape[1 if transposed else 0]
-    y = np.zeros((length, x.shape[1]), _wide(descriptor, x))
+    y = np.zeros((length, x.shape[1]), double_dtype(descriptor.dtype, x.dtype))
     y_size = np.zeros((length, *size.shape[1:]))
     local = matrix.on_host()
     if local.size:

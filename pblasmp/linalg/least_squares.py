@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import agree_after
-from ..dtypes import element_type
+from ..dtypes import element_type, real_dtype
 from ..engines.local.extremes import scaling
 from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
@@ -244,7 +244,7 @@ class _RankedLeastSquares(_LeastSquares):
             a, b, x = self["a"], self["b"], self.written
             if 0 in a.shape:
                 x[:, :] = 0
-                rest, nothing = b[:, : 0 if self._shape[0] == 0 else None], np.empty(0, _real(a.dtype))
+                rest, nothing = b[:, : 0 if self._shape[0] == 0 else None], np.empty(0, real_dtype(a.dtype))
                 return LstsqResult(x, (abs(rest) ** 2).sum(axis=0), 0, nothing)
             (a, of_a), (b, of_b) = _scaled(a), _scaled(b)
             found, by = self._solved(a, b), of_a - of_b
@@ -282,10 +282,6 @@ class _RankedLeastSquares(_LeastSquares):
             x[:least, :] = matmul(u, y)
             q.apply(x, out=x)
         return LstsqResult(x, residuals, rank, s)
-
-
-def _real(dtype: np.dtype) -> np.dtype:
-    return np.dtype(dtype.char.lower())
 
 
 def _scaled(x: Matrix) -> tuple[Matrix, int]:

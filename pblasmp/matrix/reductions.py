@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Cells, Exchange, Side, largest_size
-from ..dtypes import as_dtype, is_foreign, scalar
+from ..dtypes import as_dtype, double_dtype, is_foreign, scalar
 from ..engines.arrays import as_numpy
 from ..engines.local.sums import joined, root, squares_of_stored, stored
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_OF_GPUS = 1 << 24
-
-
-def _wide(dtype: np.dtype) -> np.dtype:
-    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
 def _local(matrix: Handle, *, on_host: bool = False) -> tuple[Any, Any]:
@@ -74,7 +70,7 @@ def _slabs(
     xp, local = _local(matrix, on_host=on_host)
     rows, cols = local.shape
     size = SLAB if isinstance(local, np.ndarray) else _SLAB_OF_GPUS
-    wide, d = _wide(matrix.dtype), matrix.descriptor
+    wide, d = double_dtype(matrix.dtype), matrix.descriptor
     if not local.size:
         return
     indices = None if of is None else [xp.asarray(each) for each in d.global_indices(matrix.context.rank)]
@@ -252,7 +248,7 @@ def _columns(
     always in the order of the process rows, and gets the others' shares.
     """
     ctx, d = matrix.context, matrix.descriptor
-    wide = np.dtype(np.float64) if reduction.real else _wide(d.dtype)
+    wide = np.dtype(np.float64) if reduction.real else double_dtype(d.dtype)
     join = reduction.join
     with ctx.agreement(call) as facts, np.errstate(all="ignore"):
         facts.update(what)
@@ -277,7 +273,7 @@ def trace(matrix: Handle) -> Any:
     """Return the sum of the diagonal. Collective over the context; see ``DistributedMatrix.trace``."""
     found = _diagonal(matrix, "trace")
     with np.errstate(all="ignore"):
-        return np.asarray(found.astype(_wide(matrix.dtype)).sum()).astype(matrix.dtype)[()]
+        return np.asarray(found.astype(double_dtype(matrix.dtype)).sum()).astype(matrix.dtype)[()]
 
 
 def diagonal(matrix: Handle) -> NDArray[Any]:
@@ -354,7 +350,7 @@ def allclose(
             facts.update(rtol=rtol, atol=atol, equal_nan=equal_nan)
             tolerances: dict[str, Any] = {}
             for name, tolerance in (("rtol", rtol), ("atol", atol)):
-                tolerances[name] = scalar(tolerance, _wide(np.dtype(np.float64)), name)
+                tolerances[name] = scalar(tolerance, np.dtype(np.float64), name).real
                 if not tolerances[name] >= 0:
                     raise ArgumentError(f"{name}: expected at least 0, got {short_repr(tolerance)}")
             if isinstance(b, Handle):
@@ -364,7 +360,7 @@ def allclose(
                     f"b: expected a DistributedMatrix or a number, got {type(b).__name__}"
                 )
             else:
-                scalar(b, _wide(np.dtype(np.complex64)), "b")
+                scalar(b, np.dtype(np.complex128), "b")
             if not isinstance(equal_nan, (bool, np.bool_)):
                 raise ArgumentTypeError(f"equal_nan: expected True or False, got {short_repr(equal_nan)}")
         other = b

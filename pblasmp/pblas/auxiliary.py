@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..blas.level3 import geadd, tradd
-from ..dtypes import element_type
+from ..dtypes import element_type, real_dtype
 from ..engines.direct import Asked, Part
 from ..errors import RankMismatchError
 from ..layout import MatrixDescriptor, Trapezoid
@@ -298,7 +298,7 @@ def _scaled(piece: OwnElements | None, kind: str, cfrom: float, cto: float, info
         dtype = piece.local.dtype
         with np.errstate(all="ignore"):
             for factor in _factors(dtype, cfrom, cto):
-                piece.scale(dtype.type(0).real.dtype.type(factor), _trapezoid(kind))
+                piece.scale(real_dtype(dtype).type(factor), _trapezoid(kind))
     give(info, 0)
     return 0
 

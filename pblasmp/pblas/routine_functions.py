@@ -15,7 +15,7 @@ import numpy as np
 
 from ..blas import level3
 from ..comm import agree_after
-from ..dtypes import ELEMENT_TYPES, scalar
+from ..dtypes import ELEMENT_TYPES, real_dtype, scalar
 from ..engines.direct import FAMILIES
 from ..errors import ArgumentError, short_repr
 from ..layout.routines import GEMM, Routine
@@ -497,7 +497,7 @@ def _number_text(name: str, dtype: np.dtype) -> str:
             "an array of one integer, to which the index in all of X is written, from 1: of a row, or of a column if "
             "sub(X) is a row"
         )
-    kind = np.empty(0, dtype).real.dtype if name in ("norm2", "asum") else dtype
+    kind = real_dtype(dtype) if name in ("norm2", "asum") else dtype
     return f"an array of one element, in {kind.name}, to which the result is written"
 
 

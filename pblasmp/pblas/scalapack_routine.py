@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import element_type
+from ..dtypes import element_type, real_dtype
 from ..engines.direct import FAMILIES
 from ..errors import FactorizationError, short_repr
 from ..matrix.distributed import DistributedMatrix
@@ -106,7 +106,7 @@ class ScalapackRoutine(PblasRoutine):
     def check_values(self, faults: Faults, given: Values, values: Values, dtype: np.dtype) -> None:
         """Note what else is wrong with what are no matrices, and add it to ``values``. Local."""
         number_place(faults, "info", given["info"])
-        real = np.empty(0, dtype).real.dtype
+        real = real_dtype(dtype)
         if self.asks(given):
             for name in _WORKS:
                 if given.get(name) is not None:

@@ -20,6 +20,7 @@ import numpy as np
 from .. import pblas
 from ..bindings.c_library import path_of
 from ..comm import world_ranks
+from ..dtypes import real_dtype
 from ..engines.choose import EngineName
 from ..errors import PblasmpError
 from .c_source import ROWS, Row
@@ -97,7 +98,7 @@ class _Places(NamedTuple):
     def of(cls, name: str, row: Row) -> _Places:
         """Return the form of a routine. Local."""
         form = cls(getattr(pblas, name), row, defaultdict(list))
-        real = np.empty(0, row.dtype).real.dtype
+        real = real_dtype(row.dtype)
         at = {each: i for i, each in enumerate(row.arguments)}
         for each, i in at.items():
             kind, how = row.kind(each), cast("Any", None)

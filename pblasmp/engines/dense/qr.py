@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...comm import largest_size
+from ...dtypes import real_dtype
 from ...layout import MatrixDescriptor
 from ..local.extremes import (
     SINGULAR,
@@ -276,7 +277,7 @@ class LeastSquaresJob:
             self._comm.sum_into(columns)
         else:
             columns = np.array(largest_size(self._comm, *columns))
-        real = panels.dtype.type(0).real.dtype
+        real = real_dtype(panels.dtype)
         return {k: xp.asarray(columns[slice(*panels.shape.bounds(k))].astype(real)) for k in found}
 
 

@@ -20,6 +20,7 @@ from ...bindings import (
     SolverLibrary,
     version_text,
 )
+from ...dtypes import real_dtype
 from ...errors import LibraryNotFoundError, PblasmpError, StatusError
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
@@ -215,7 +216,7 @@ class CusolvermpProduct(SpectralProduct):
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
         library, work, cupy = self._library, self._a, self._library.runtime.cupy
         n, dtype = work.shape[0], work.dtype
-        values = cupy.zeros(n, np.dtype(dtype.char.lower()))
+        values = cupy.zeros(n, real_dtype(dtype))
         vectors = new_part(self._engine, work) if z is None else z
         job = ctypes.create_string_buffer(b"V")
         with ExitStack() as closing:
@@ -235,7 +236,7 @@ class CusolvermpProduct(SpectralProduct):
     def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
         library, work, cupy = self._library, self._a, self._library.runtime.cupy
         (m, n), least = work.shape, min(work.shape)
-        values = cupy.zeros(least, np.dtype(work.dtype.char.lower()))
+        values = cupy.zeros(least, real_dtype(work.dtype))
         jobs = [EigMode.NOVECTOR if each is None else EigMode.VECTOR for each in (u, vh)]
         left, right = (replace(work, shape=shape) for shape in ((m, least), (least, n)))
         with ExitStack() as closing:
@@ -336,7 +337,7 @@ class CusolverProduct(OneRankProduct):
     def _eigh(self, a: Array, subset: tuple[int, int] | None, *, vectors: bool) -> Array:
         from cupy_backends.cuda.libs import cusolver
 
-        cupy, n, real = self._engine.xp, len(a), np.dtype(a.dtype.char.lower())
+        cupy, n, real = self._engine.xp, len(a), real_dtype(a.dtype)
         values, info = cupy.empty(n, real), cupy.zeros(1, np.int32)
         job = cusolver.CUSOLVER_EIG_MODE_VECTOR if vectors else cusolver.CUSOLVER_EIG_MODE_NOVECTOR
         kinds = int(DATA_TYPES[a.dtype.name]), int(DATA_TYPES[real.name])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import real_dtype
 from ..arrays import blas_operand, same_memory
 from .kernels.lt_product import Op
 
@@ -76,7 +77,7 @@ class Triangles:
 
     def conditions(self) -> Array:
         """Return the condition of each triangle in the maximum norm. Local to queue."""
-        operations, real = self._operations, np.dtype(self._dtype.char.lower())
+        operations, real = self._operations, real_dtype(self._dtype)
         found = operations.temporary(f"triangles' conditions {self._turn}", (1, self._count), real)[0]
         stream = operations.xp.cuda.get_current_stream()
         operations.kernels.conditions(stream, self._both, self._inverses, self.wide, found)

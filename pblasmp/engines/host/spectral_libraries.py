@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...dtypes import real_dtype
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ...layout.intersection import Piece, Stretch, copy
@@ -84,7 +85,7 @@ class ScalapackProduct(SpectralProduct):
     def _works(self) -> list[np.dtype | Array]:
         """The types of the workspaces of p?syev, p?syevd and p?syntrd."""
         dtype = self._a.dtype
-        real = [np.dtype(dtype.char.lower())] if dtype.kind == "c" else []
+        real = [real_dtype(dtype)] if dtype.kind == "c" else []
         integers = [np.dtype(np.int32)] if self._routine.endswith("d") and not self._few else []
         return [dtype, *real, *integers]
 
@@ -92,7 +93,7 @@ class ScalapackProduct(SpectralProduct):
         if z is not None and self._few:
             return self._few_eigenvalues(a, z)
         p, n, library = self._problem, self._a.shape[0], self._library
-        values = np.zeros(n, p.a.dtype.char.lower())
+        values = np.zeros(n, real_dtype(p.a.dtype))
         of_a = library.operand(self._a, a)
         of_z = library.operand(self._a, a if z is None else z)
         shared = ("N" if z is None else "V", "L", n, *of_a, values, *of_z)
@@ -109,7 +110,7 @@ class ScalapackProduct(SpectralProduct):
         p, engine, library, work = self._problem, self._engine, self._library, self._a
         assert p.subset is not None
         rank, comm = engine.transport.rank, engine.transport.comm
-        n, count, real = work.shape[0], p.subset[1] - p.subset[0] + 1, np.dtype(p.a.dtype.char.lower())
+        n, count, real = work.shape[0], p.subset[1] - p.subset[0] + 1, real_dtype(p.a.dtype)
         _, cols = work.global_indices(rank)
         diagonal, beside, tau = (np.zeros(max(1, len(cols)), each) for each in (real, real, p.a.dtype))
         of_a = library.operand(work, a)
@@ -142,7 +143,7 @@ class ScalapackProduct(SpectralProduct):
     def _singular_values(self, a: Array, u: Array | None, vh: Array | None) -> tuple[int, Array]:
         p, library, work = self._problem, self._library, self._a
         (m, n), least = work.shape, min(work.shape)
-        real = np.dtype(p.a.dtype.char.lower())
+        real = real_dtype(p.a.dtype)
         values = np.zeros(least, real)
         of_u = library.operand(work, a) if u is None else library.operand(replace(work, shape=(m, least)), u)
         of_vh = (
@@ -245,7 +246,7 @@ class ElpaProduct(SpectralProduct):
         info, values = library.solve(replace(work, dtype=a.dtype), a, vectors, last + 1)
         if z is not None and vectors is not z:
             z[...] = vectors
-        return info, values[first : last + 1].astype(work.dtype.char.lower()), first
+        return info, values[first : last + 1].astype(real_dtype(work.dtype)), first
 
 
 class LapackProduct(OneRankProduct):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Agreement, largest_size
+from ...dtypes import real_dtype
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part, window_of
@@ -69,7 +70,7 @@ class SpectralProduct(FactorProduct):
     def compute(self, operands: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""
         p, work, given = self._problem, self._a, operands
-        real, least = np.dtype(p.a.dtype.char.lower()), min(p.a.shape)
+        real, least = real_dtype(p.a.dtype), min(p.a.shape)
         first, last = p.subset or (0, least - 1)
         wanted = {"d": (p.d, given.d), "c": (p.c, given.c)}
         if least == 0:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...comm import Side, gather_numbers
+from ...dtypes import double_dtype
 from ...layout import MatrixDescriptor, Trapezoid
 from ..protocol import Engine
 
@@ -89,7 +90,7 @@ class Reduction(NamedTuple):
 
 def _wide(values: Array) -> Array:
     """Return the elements in double precision, in one dimension."""
-    return values.reshape(-1).astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
+    return values.reshape(-1).astype(double_dtype(values.dtype), copy=False)
 
 
 def _product(xp: Any, vectors: Sequence[Array], *, conjugate: bool) -> Sequence[float]:
@@ -171,7 +172,7 @@ def stored(
         uplo: which triangle is read, if it is not all.
         diag: "U": the diagonal of a triangular matrix is ones, and is not read.
     """
-    values = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
+    values = values.astype(double_dtype(values.dtype), copy=False)
     if kind == "all":
         return values, None
     on_diagonal = cols == rows[:, None]
