@@ -91,10 +91,17 @@ def direct_calls(comm):
                 ctx.scatter(values, pb.MatrixDescriptor(values.shape, (4, 4), grid))
                 for values, grid in ((x, a_grid), (y, b_grid), (z, a_grid), (lower, b_grid))
             )
+            sides, factor = np.tril(z[r, r]) + np.tril(z[r, r], -1).T, np.tril(x[r, r], -1) + 4 * np.eye(17)
+            d = pb.MatrixDescriptor(factor.shape, (4, 4), a_grid)
+            p, f, right = (ctx.scatter(each, d) for each in (factor @ factor.T, factor, factor @ z[r, r]))
             for name, exchanges, expected, call, *given in (
                 ("matmul", [once], x[r, r] @ y[r, r], pb.matmul, a[r, r], b[r, r]),
                 ("geadd", [once], x[r, r] + z[r, r], pb.blas.geadd, a[r, r], c[r, r]),
                 ("dot", [once], x[r, 0] @ z[r, 0], pb.blas.dot, a[r, :1], c[r, :1]),
+                ("symm", [once], sides @ y[r, r], pb.blas.symm, c[r, r], b[r, r]),
+                ("ger", [once], np.outer(x[r, 0], y[r, 2]), pb.blas.ger, a[r, :1], b[r, 2:3]),
+                ("cholesky", [twice], factor, pb.linalg.cholesky, p),
+                ("trsm", [once, twice], z[r, r], pb.blas.trsm, f, right),
                 ("trmm", [once, twice], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
                 ("gemv", [once, twice], y[r, r] @ x[r, 1:2], pb.blas.gemv, b[r, r], a[r, 1:2]),
             ):
