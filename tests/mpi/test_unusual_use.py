@@ -100,7 +100,11 @@ def derived_arrays(_, path):
             a = ctx.from_local(mine, x.descriptor)
             assert type(a.local) is np.ndarray
             assert np.shares_memory(a.local, mine)
-            for call in (lambda a: pb.blas.dot(a[:, :1], a[:, 1:2]), pb.linalg.norm, lambda a: (a @ a).allgather()):
+            for call in (
+                lambda a: pb.blas.dot(a[:, :1], a[:, 1:2]),
+                pb.linalg.norm,
+                lambda a: (a @ a).allgather(),
+            ):
                 assert np.array_equal(call(a), call(x))
         ictxt = pblas.gridinit(ctx, "Row", 1, ctx.size)
         desc = pblas.descinit(5, 5, 5, 5, 0, 0, ictxt, 5)
