@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -74,7 +74,18 @@ def run_torch(
     return pools.run(Torchrun(), function, nranks, kwargs, timeout=timeout, launch=launch)
 
 
-run_on_one_node = partial(run_mpi, on_nodes="")
-"""Does so for tests of what only ranks of one node do, or Debian's ScaLAPACK: between nodes some calls never return."""
+def run_on_one_node(function: Any, nranks: int, **how: Any) -> list[Any]:
+    """Do so for tests of what only ranks of one node do, or Debian's ScaLAPACK: between nodes some calls never return.
+
+    Under a launcher whose ranks have several hosts the test is skipped.
+    """
+    __tracebackhide__ = True
+    if surroundings():
+        from mpi4py import MPI
+
+        if len(set(MPI.COMM_WORLD.allgather(gethostname()))) > 1:
+            pytest.skip("for ranks of one node")
+    return run_mpi(function, nranks, on_nodes="", **how)
+
 
 starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")

@@ -386,7 +386,6 @@ def refused(call, words):
 
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_large_and_faults(nranks):
-    run_on_one_node(repeated, nranks)
     run_mpi(names, nranks)
     run_mpi(gathered, nranks)
     run_mpi(algorithms, nranks)
@@ -394,6 +393,7 @@ def test_large_and_faults(nranks):
     run_mpi(right_hand_vectors, nranks)
     for direct in (False, True):
         run_mpi(faults, nranks, direct=direct)
+    run_on_one_node(repeated, nranks)
 
 
 class Slow:
