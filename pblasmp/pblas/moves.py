@@ -17,6 +17,7 @@ from ..comm import Cell, Cells, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
 from ..errors import RankMismatchError, short_repr
 from ..layout import Grid, MatrixDescriptor, Trapezoid
+from ..layout.grid import one_of
 from ..layout.pieces import write_inside
 from ..matrix.distributed import DistributedMatrix
 from .arguments import Faults
@@ -52,7 +53,7 @@ def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | N
     if everybody is None or type(m) is not int or type(n) is not int or min(m, n) < 1:
         return None
     uplo, diag = given.get("uplo", "L"), given.get("diag", "N")
-    if uplo not in ("U", "u", "L", "l") or diag not in ("N", "n", "U", "u"):
+    if not (one_of(uplo, "UuLl") and one_of(diag, "NnUu")):
         return None
     ctx = everybody.context
     direct = ctx.direct

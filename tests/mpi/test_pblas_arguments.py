@@ -223,6 +223,9 @@ def refused(comm):
         known = legal("pdgemm", ictxt)
         known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}
         yield "the first of several", raised(comm, "pdgemm", known, -3, ["3 faults", "argument 12 (ib)"])
+        for number, each in enumerate(("uplo", "diag"), 1):
+            known = legal("pctrmr2d", ictxt) | {each: np.zeros(2) if comm.rank == 1 else LEGAL[each]}
+            yield f"{each} is an array", raised(comm, "pctrmr2d", known, -number, [f"({each})", "array("])
         known = legal("pdgemm", ictxt)
         if comm.rank == 3:
             known["descb"][8] = 1
