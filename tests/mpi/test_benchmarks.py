@@ -24,14 +24,30 @@ ROOT = Path(__file__).parents[2]
 pytestmark = starts_ranks
 
 
+def printed(*arguments, ranks=0):
+    """Run a script, or a module after "-m", on so many ranks, and return what it printed."""
+    mpirun = [find_launcher().path, "-n", ranks] if ranks else []
+    command = [*map(str, [*mpirun, *launch.interpreter(), *arguments])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_quick(script, tmp_path, *options):
     """Run a script with --quick and return the runs that it wrote, by benchmark."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     where = ["--quick", "--pairs", "2", "--results", tmp_path / "results"]
-    command = [*launch.interpreter(), ROOT / "benchmarks" / script, *where, *options]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(ROOT / "benchmarks" / script, *where, *options)
     return {run.benchmark: run for run in runs(tmp_path / "results").values()}
+
+
+def needs(flavor):
+    """Skip the test without this ScaLAPACK."""
+    if locate(flavor) is None:
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", f"no ScaLAPACK ({flavor})"
+        pytest.skip(f"ScaLAPACK ({flavor}) is not here: python -m benchmarks.fetch_scalapack fetches it")
 
 
 def test_redistribution(tmp_path):
@@ -43,15 +59,11 @@ def test_redistribution(tmp_path):
 
 def test_predictions(tmp_path):
     """All kinds of problems beside measurements; of a stored run only the predictions change."""
-    command = [*launch.interpreter(), "-m", "benchmarks.predict", "--quick", "--engine", "host"]
     found = []
     for machine, stored in (("xeon-2-cores", False), ("dgx-h100", True)):
         file = tmp_path / "predict-1-ranks.json"
         more = ["--machine", machine, "--results", tmp_path, *(["--stored", file] if stored else [])]
-        done = subprocess.run(
-            [*command, *more], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        printed("-m", "benchmarks.predict", "--quick", "--engine", "host", *more)
         found.append(load(file))
     first, again = ({row["case"]["what"]: row["seconds"] for row in run.rows} for run in found)
     assert first.keys() == again.keys()
@@ -75,8 +87,7 @@ def test_host_gemm_memory(tmp_path):
 
 def test_routines_on_simulated_nodes(tmp_path):
     """Nothing comes from other nodes where there are none; what a rival waits for in vain is timed without it."""
-    if locate("debian") is None:
-        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs("debian")
     one = run_quick("nodes.py", tmp_path, "--only", "dot", "--nodes", "1")["nodes"].rows
     asked = ("gemm, unlike layouts", "gemr2d, to 4 × 1", "matmul_allreduce", "potrf")
     two = run_quick("nodes.py", tmp_path, "--only", *asked, "--nodes", "2")["nodes"].rows[1:]
@@ -92,9 +103,7 @@ def test_routines_on_simulated_nodes(tmp_path):
 
 
 def test_eigenvalues_beside_scalapack(tmp_path):
-    if locate("debian") is None:
-        assert os.environ.get("PBLASMP_SCALAPACK") != "required", "no ScaLAPACK (debian)"
-        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs("debian")
     given = ("--ranks", "2", "--pairs", "1")
     (run,) = run_quick("eigenvalues.py", tmp_path, *given).values()
     assert (run.name, run.reference) == ("eigenvalues-debian-2-ranks", "library")
@@ -103,8 +112,7 @@ def test_eigenvalues_beside_scalapack(tmp_path):
 
 
 def test_vectors_beside_scalapack(tmp_path):
-    if locate("debian") is None:
-        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs("debian")
     given = ("--only", "pdgemv", "pdnrm2", "--grids", "2x2")
     rows = run_quick("vectors.py", tmp_path, *given)["vectors"].rows
     assert [row["case"]["routine"] for row in rows] == ["pdgemv", "pdgemv", "pdnrm2", "floor"]
@@ -115,8 +123,7 @@ def test_vectors_beside_scalapack(tmp_path):
 
 @pytest.mark.parametrize("flavor", [*only_long("mkl"), "debian"])
 def test_host_gemm_beside_scalapack(tmp_path, flavor):
-    if locate(flavor) is None:
-        pytest.skip(f"ScaLAPACK ({flavor}) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs(flavor)
     (run,) = run_quick("host_gemm.py", tmp_path, "--only", flavor).values()
     assert (run.name, run.ranks, run.gpus) == (f"host_gemm-{flavor}-4-ranks", 4, 0)
     assert all({"pblasmp", "pdgemm"} <= set(row["seconds"]) for row in run.rows)
@@ -124,8 +131,7 @@ def test_host_gemm_beside_scalapack(tmp_path, flavor):
 
 
 def test_factorizations_beside_scalapack(tmp_path):
-    if locate("debian") is None:
-        pytest.skip("ScaLAPACK (debian) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs("debian")
     (run,) = run_quick("factorizations.py", tmp_path, "--scalapack", "debian").values()
     assert (run.name, run.ranks, run.gpus) == ("factorizations-debian-2-ranks", 2, 0)
     assert [row["case"]["routine"] for row in run.rows] == ["potrf", "getrf", "geqrf", "posv", "gesv", "gels"]
@@ -133,48 +139,28 @@ def test_factorizations_beside_scalapack(tmp_path):
 
 
 def test_ways_of_factorizations():
-    command = [*launch.interpreter(), "-m", "benchmarks.factorization_ways", "-n", "100", "--ranks", "2"]
-    done = subprocess.run(
-        [*command, "--seconds", "0", "--only", "potrf", "getrf"],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  100")]
+    given = ("-n", 100, "--ranks", 2, "--seconds", 0, "--only", "potrf", "getrf")
+    lines = printed("-m", "benchmarks.factorization_ways", *given).splitlines()
+    rows = [line.split() for line in lines if line.startswith("  100")]
     assert [len(row) for row in rows] == [6, 5]  # LU is computed in panels, anyway
     assert all(float(row[-1]) >= 1 for row in rows)
 
 
 def test_refined(tmp_path):
-    command = [*launch.interpreter(), "-m", "benchmarks.refined", "-n", "40", "--pairs", "1", "--block", "16"]
-    command += ["--results", str(tmp_path)]
-    done = subprocess.run(
-        [str(find_launcher().path), "-n", "2", *command],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = ("-n", 40, "--pairs", 1, "--block", 16, "--results", tmp_path)
+    printed("-m", "benchmarks.refined", *given, ranks=2)
     rows = load(tmp_path / "refined-2-ranks.json").rows
     assert [row["case"]["kind"] for row in rows] == ["gen", "pos"]
     assert all(0 < int(row["case"]["steps"]) < 10 and row["ratios"]["refined"] > 0 for row in rows)
 
 
 def test_rounding(tmp_path):
-    script = [
-        *launch.interpreter(),
-        str(ROOT / "benchmarks/rounding.py"),
-        "--engine=host",
-        "--shape=16,8,32",
-        "-n=200",
-        f"--results={tmp_path}",
-    ]
-    done = subprocess.run(
-        [str(find_launcher().path), "-n", "2", *script],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "16, 8, 32" in line]
+    given = ("--engine=host", "--shape=16,8,32", "-n=200", f"--results={tmp_path}")
+    lines = printed("benchmarks/rounding.py", *given, ranks=2).splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if "16, 8, 32" in line]
     assert [row[:2] for row in rows[::2]] == [[t, f] for t in ("bfloat16", "float16") for f in ("RS", "AR")]
     assert all(0 < float(row[4]) < 3e-3 for row in rows)  # half a unit in the last place of 8 bits
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "| 200 | 64 |" in line]
+    rows = [line.strip("| ").split(" | ") for line in lines if "| 200 | 64 |" in line]
     assert [row[3] for row in rows] == ["bfloat16", "float32", "float16", "float32"]
     assert all(0 < float(row[4]) < (1e-6 if row[3] == "float32" else 3e-3) for row in rows)
     (run,) = runs(tmp_path).values()
@@ -185,10 +171,7 @@ def test_rounding(tmp_path):
 def test_tensor_parallel(tmp_path):
     """A file for each product, with every algorithm that applies next to a separate collective."""
     options = ["--quick", "--engine=host", "--in-a-row=2", f"--results={tmp_path}"]
-    script = [*launch.interpreter(), "-m", "benchmarks.tensor_parallel", *options]
-    command = [str(find_launcher().path), "-n", "2", *script]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed("-m", "benchmarks.tensor_parallel", *options, ranks=2)
     found = {run.benchmark: run for run in runs(tmp_path).values()}
     assert set(found) == {f"tensor_parallel-{form}" for form in FORMS}
     for run in found.values():
@@ -200,13 +183,8 @@ def test_tensor_parallel(tmp_path):
 
 
 def test_cholesky(tmp_path):
-    done = subprocess.run(
-        [str(find_launcher().path), "-n", "4", *launch.interpreter(), "benchmarks/cholesky.py", "-n=300", "--block=32",
-         f"--results={tmp_path}"],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    for line, name in zip(done.stdout.splitlines(), ("pblasmp", "pb.linalg.cholesky"), strict=True):
+    lines = printed("benchmarks/cholesky.py", "-n=300", "--block=32", f"--results={tmp_path}", ranks=4)
+    for line, name in zip(lines.splitlines(), ("pblasmp", "pb.linalg.cholesky"), strict=True):
         assert line.startswith(f"n = 300, blocks of 32, 4 ranks, {name}: ")
         assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
     (run,) = runs(tmp_path).values()
@@ -215,13 +193,8 @@ def test_cholesky(tmp_path):
 
 def test_host_times_of_calls(tmp_path):
     """Every call has a time on new sub-matrices and one repeated; a view has one."""
-    done = subprocess.run(
-        [str(find_launcher().path), "-n", "2", *launch.interpreter(), "benchmarks/gpu_host.py", "-n=640", "--calls=3",
-         f"--results={tmp_path}"],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| syrk 256 x 64 |" in done.stdout
+    text = printed("benchmarks/gpu_host.py", "-n=640", "--calls=3", f"--results={tmp_path}", ranks=2)
+    assert "| syrk 256 x 64 |" in text
     (run,) = runs(tmp_path).values()
     kinds = {row["case"]["call"]: set(row["seconds"]) for row in run.rows}
     both = {"new", "repeated"}
@@ -304,8 +277,7 @@ def test_transformer_with_fused_products(tmp_path):
 
 @pytest.mark.parametrize("flavor", [*only_long("mkl"), "debian"])
 def test_level3_beside_scalapack(tmp_path, flavor):
-    if locate(flavor) is None:
-        pytest.skip(f"ScaLAPACK ({flavor}) is not here: python -m benchmarks.fetch_scalapack fetches it")
+    needs(flavor)
     routines = *only_long("trsm"), "herk", "syrkx"
     (run,) = run_quick("level3.py", tmp_path, "--scalapack", flavor, "--only", *routines).values()
     assert {row["case"]["routine"] for row in run.rows} == {*routines}

@@ -19,9 +19,10 @@ from pblasmp.problems.files import find, load_any_file, load_problem_file
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
 from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
-from tests.helpers.slow import in_turn
+from tests.helpers.slow import in_turn, only_long
 
 DTYPES = ("float64", "float32", "complex64")
+REST = (4, "float64"), (1, "float32"), (1, "complex64")
 
 
 def run_files(comm, names):
@@ -109,8 +110,9 @@ def run_routines(comm, dtype, spoiled=None):
                 yield f"{name} {flags} {list(of)}", None if (wrong > 0) == (spoiled is not None) else wrong
 
 
-@pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("nranks", "dtype"), [(1, "float64"), (4, "float32"), (4, "complex64"), *only_long(*REST)]
+)
 def test_every_routine_as_a_file(nranks, dtype):
     run_mpi(run_routines, nranks, dtype=dtype)
 
