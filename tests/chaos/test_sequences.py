@@ -107,7 +107,7 @@ def test_what_was_wrong_once_is_found():
 
 
 def one_buffer_twice(patch):
-    """The fault of July: one buffer for two chunks while there are fewer than three."""
+    """A fault: one buffer for two chunks while there are fewer than three."""
 
     def _buffer(self, i):
         if len(self._buffers) < 3:

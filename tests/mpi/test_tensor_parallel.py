@@ -13,7 +13,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import TYPES, agreed_error, first, pick, refuses, unlike
+from tests.helpers.cases import TYPES, agreed_error, first, numbers, pick, refuses, unlike
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, sizes
@@ -21,12 +21,24 @@ from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, si
 SIZES = (1, 2, 3, 4)
 
 
+def small(rng, shape, dtype):
+    """Numbers of which many products have exact sums in every type, in any order."""
+    return rng.integers(-2, 3, shape).astype(dtype)
+
+
 def every_product(comm):
+    """By one after the other of the algorithms that take it."""
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        every = FORMS, TYPES, (False, True), list(sizes(comm))
-        for form, dtype, transposed, (t, n, k) in in_turn(*every, keep=7, first=comm.size):
-            case = Case(rng, comm, form, dtype, t, n, k, transposed=transposed)
+        every = in_turn(FORMS, TYPES, (False, True), list(sizes(comm)), keep=7, first=comm.size)
+        several_pieces = (600, 300, 64), (3, 600 * comm.size + 1, 2)
+        large = in_turn(
+            FORMS, ("float32", "bfloat16"), (False, True), several_pieces, keep=2, first=comm.size
+        )
+        for turn, (form, dtype, transposed, (t, n, k)) in enumerate((*every, *large)):
+            split = other_split if form == "matmul_allgather" and turn % 2 else shard
+            draw = small if k == 64 else numbers
+            case = Case(rng, comm, form, dtype, t, n, k, split=split, transposed=transposed, draw=draw)
             alpha, beta, bias = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2)), bool(rng.integers(2))
             activation = "relu" if case.out_dtype.kind != "c" and rng.integers(3) == 2 else None
             how = {"alpha": alpha, "beta": beta, "activation": activation}
@@ -38,7 +50,9 @@ def every_product(comm):
                 how["out"] = np.full_like(case.local_c, 99)
             elif given == "c" and beta:
                 how["out"] = how["c"]
-            y = case(ctx, **how)
+            found = pb.algorithms(form, case.local_x, case.local_w, ctx, transposed=transposed, **how)
+            names = ["auto", *(name for name, verdict in found.items() if verdict)]
+            y = case(ctx, algo=names[turn % len(names)], **how)
             expected = case.expected(alpha, beta, bias=bias)
             wrong = unlike(y, np.maximum(expected, 0) if activation else expected)
             if "out" in how and y is not how["out"]:
@@ -46,7 +60,7 @@ def every_product(comm):
             if beta and how["c"] is not how.get("out") and wrong is None:
                 wrong = unlike(how["c"], case.local_c)
             yield (
-                f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {activation} {given}",
+                f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {activation} {given} {turn}",
                 wrong,
             )
 
