@@ -452,67 +452,46 @@ def other_arguments(comm, directory):
             np.save(f"{directory}/y.npy", values)
         comm.Barrier()
 
-        def differs(call, name, here, there, function, *args, **options):
-            words = [
-                f"{call}: the ranks gave different arguments:",
-                f"\n  {name}:",
-                f"{here} on {others}",
-                f"{there} on rank {last}",
-            ]
-            return error(pb.RankMismatchError, words, function, *args, **options)
-
-        blocks = "(2, 2)", "(4, 4)"
-
-        def blocks_differ(call, name, function, *args, **options):
-            words = [
-                f"{call}: the ranks gave different arguments:",
-                f"\n  {name}:",
-                *blocks,
-                f"on {others}",
-                f"on rank {last}",
-            ]
-            return error(pb.RankMismatchError, words, function, *args, **options)
-
-        yield "empty", blocks_differ("empty", "descriptor", ctx.empty, mine)
-        yield "zeros", blocks_differ("zeros", "descriptor", ctx.zeros, mine)
-        yield "scatter", blocks_differ("scatter", "descriptor", ctx.scatter, values, mine)
-        yield "scatter: root", differs("scatter", "root", 0, last, ctx.scatter, values, d, last if bad else 0)
-        yield "from_function", blocks_differ("from_function", "descriptor", ctx.from_function, np.add, mine)
-        mine_too = np.zeros(mine.local_shape(comm.rank))
-        yield "from_local", blocks_differ("from_local", "descriptor", ctx.from_local, mine_too, mine)
-        yield "gather: root", differs("gather", "root", 0, last, a.gather, last if bad else 0)
-        x = ctx.zeros(e)
-        yield "gather: matrix", blocks_differ("gather", "matrix", (x if bad else a).gather)
-        yield "allgather", blocks_differ("allgather", "matrix", (x if bad else a).allgather)
-        yield "redistribute", blocks_differ("redistribute", "to", a.redistribute, mine)
-        yield "load", blocks_differ("load", "descriptor", ctx.load, f"{directory}/x.npy", mine)
-        path = f"{directory}/{'y' if bad else 'x'}.npy"
-        yield (
-            "load: path",
-            differs("load", "path", f"{directory}/x.npy", f"{directory}/y.npy", ctx.load, path),
-        )
-        yield "save: path", differs("save", "path", f"{directory}/x.npy", f"{directory}/y.npy", a.save, path)
-        yield (
-            "save: order",
-            differs("save", "order", "C", "F", a.save, path[:-5] + "z.npy", order="F" if bad else "C"),
-        )
-        for name, here, there in (
+        blocks, files = ("(2, 2)", "(4, 4)"), (f"{directory}/x.npy", f"{directory}/y.npy")
+        path, root, x = files[bad], last if bad else 0, ctx.zeros(e)
+        plan, other = pb.plan(pb.matmul, a, b), pb.plan(pb.matmul, a, b, alpha=2)
+        local = np.zeros(mine.local_shape(comm.rank))
+        options = (
             ("alpha", 1.0, 2.0), ("op_a", "N", "T"), ("op_b", "N", "C"), ("algo", "auto", "panels"),
             ("compute", None, "tf32"), ("comm_sms", None, 4),
-        ):  # fmt: skip
-            options = {name: there} if bad else {}
-            yield f"matmul: {name}", differs("matmul", name, here, there, pb.matmul, a, b, **options)
-        yield (
-            "matmul: out",
-            differs("matmul", "out", "new", "given", pb.matmul, a, b, out=c if bad else None),
-        )
-        yield (
-            "matmul: beta",
-            differs("matmul", "beta", 0.0, 3.0, pb.matmul, a, b, c, beta=3 if bad else 0),
-        )
-        yield "matmul: matrices", blocks_differ("matmul", "a", pb.matmul, *((x, x) if bad else (a, b)))
-        plan, other = pb.plan(pb.matmul, a, b), pb.plan(pb.matmul, a, b, alpha=2)
-        yield "plan: another", differs("plan", "plan", 1, 2, other if bad else plan)
+        )  # fmt: skip
+        for call, name, told, function, args, how in (
+            ("empty", "descriptor", blocks, ctx.empty, (mine,), {}),
+            ("zeros", "descriptor", blocks, ctx.zeros, (mine,), {}),
+            ("scatter", "descriptor", blocks, ctx.scatter, (values, mine), {}),
+            ("scatter", "root", (0, last), ctx.scatter, (values, d, root), {}),
+            ("from_function", "descriptor", blocks, ctx.from_function, (np.add, mine), {}),
+            ("from_local", "descriptor", blocks, ctx.from_local, (local, mine), {}),
+            ("gather", "root", (0, last), a.gather, (root,), {}),
+            ("gather", "matrix", blocks, (x if bad else a).gather, (), {}),
+            ("allgather", "matrix", blocks, (x if bad else a).allgather, (), {}),
+            ("redistribute", "to", blocks, a.redistribute, (mine,), {}),
+            ("load", "descriptor", blocks, ctx.load, (files[0], mine), {}),
+            ("load", "path", files, ctx.load, (path,), {}),
+            ("save", "path", files, a.save, (path,), {}),
+            ("save", "order", "CF", a.save, (f"{directory}/z.npy",), {"order": "CF"[bad]}),
+            ("matmul", "out", ("new", "given"), pb.matmul, (a, b), {"out": c if bad else None}),
+            ("matmul", "beta", (0.0, 3.0), pb.matmul, (a, b, c), {"beta": 3 if bad else 0}),
+            ("matmul", "a", blocks, pb.matmul, (x, x) if bad else (a, b), {}),
+            ("plan", "plan", (1, 2), other if bad else plan, (), {}),
+            *(
+                ("matmul", name, told, pb.matmul, (a, b), {name: told[1]} if bad else {})
+                for name, *told in options
+            ),
+        ):
+            where = f" on {others}", f" on rank {last}"
+            said = (
+                (*blocks, *where)
+                if told is blocks
+                else [f"{x}{at}" for x, at in zip(told, where, strict=True)]
+            )
+            words = [f"{call}: the ranks gave different arguments:", f"\n  {name}:", *said]
+            error(pb.RankMismatchError, words, function, *args, **how)
         error(pb.RankMismatchError, ["replaced"], plan, b if bad else None)
         words = [f"{rank} on rank {rank}" for rank in range(comm.size)]
         error(pb.RankMismatchError, words, ctx.scatter, values, d, comm.rank)
