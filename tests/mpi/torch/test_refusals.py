@@ -113,62 +113,33 @@ def different_calls(comm: Any) -> Iterator[Case]:
             pb.RankMismatchError, ["layers", "q, k", "q, v"],
             lambda ctx: fused(8, {"q": 8, "k": 8}, ctx=ctx), lambda ctx: fused(8, {"q": 8, "v": 8}, ctx=ctx),
         ),
-        (
-            pb.ArgumentError, ["linears: expected one number of inputs", "on rank 1"],
-            *(lambda ctx: fused.from_linears(unlike, ctx=ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["in_features: expected", "on rank 1"],
-            *(lambda ctx: row(8 - 9 * ctx.rank, 8, ctx=ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["input_is_parallel: expected True", "on rank 1"],
-            *(lambda ctx: row(8, 8, ctx=ctx, sequence_parallel=True, input_is_parallel=not ctx.rank),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["padding_idx: expected -8 to 7", "on rank 1"],
-            *(lambda ctx: pt.VocabParallelEmbedding(8, 8, ctx=ctx, padding_idx=8 * ctx.rank),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["device_mesh: expected a DeviceMesh", "on rank 1"],
-            *(lambda ctx: row(8, 8, ctx=ctx, device_mesh="tp" if ctx.rank else None),) * 2,
-        ),
-        (
-            TypeError, ["dtype", "on rank 1"],
-            *(lambda ctx: row(8, 8, ctx=ctx, dtype="float32" if ctx.rank else None),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["out_features: expected", "on rank 1"],
-            *(lambda ctx: fused(8, {} if ctx.rank else {"q": 8}, ctx=ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["expected dense tensors", "on rank 1"],
-            *(lambda ctx: pt.vocab_parallel_cross_entropy(dense(), torch.zeros(4, dtype=torch.int64), ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["words: expected a plain tensor, got one that is torch.sparse", "on rank 1"],
-            *(lambda ctx: pt.VocabParallelEmbedding(8, 8, ctx=ctx)(dense(torch.int64)),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["x: a tensor that is torch.sparse_coo", "on rank 1"],
-            *(lambda ctx: pb.matmul_allreduce(dense(), torch.ones(4, 4), ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["x: expected a tensor, got one that is torch.sparse_coo", "on rank 1"],
-            *(lambda ctx: pt.matmul_allgather(dense(), torch.ones(4, 4), ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["expected dense tensors", "on meta", "on rank 1"],
-            *(lambda ctx: pt.vocab_parallel_cross_entropy(
-                torch.ones(4, 4, device="meta" if ctx.rank else "cpu"), torch.zeros(4, dtype=torch.int64), ctx),) * 2,
-        ),
-        (
-            pb.ArgumentError, ["words: expected a plain tensor", "on meta", "on rank 1"],
-            *(lambda ctx: pt.VocabParallelEmbedding(8, 8, ctx=ctx)(
-                torch.zeros(4, dtype=torch.int64, device="meta" if ctx.rank else "cpu")),) * 2,
-        ),
-        (KeyError, ["a.b", "on rank 1"], *(lambda ctx: fused(8, {"a.b" if ctx.rank else "a": 8}, ctx=ctx),) * 2),
     )  # fmt: skip
+    zeros = torch.zeros(4, dtype=torch.int64)
+    loss, embedded = pt.vocab_parallel_cross_entropy, pt.VocabParallelEmbedding
+    wrong_on_rank_1 = (
+        (pb.ArgumentError, "linears: expected one number of inputs", lambda ctx: fused.from_linears(unlike, ctx=ctx)),
+        (pb.ArgumentError, "in_features: expected", lambda ctx: row(8 - 9 * ctx.rank, 8, ctx=ctx)),
+        (pb.ArgumentError, "input_is_parallel: expected True",
+         lambda ctx: row(8, 8, ctx=ctx, sequence_parallel=True, input_is_parallel=not ctx.rank)),
+        (pb.ArgumentError, "padding_idx: expected -8 to 7",
+         lambda ctx: embedded(8, 8, ctx=ctx, padding_idx=8 * ctx.rank)),
+        (pb.ArgumentError, "device_mesh: expected a DeviceMesh",
+         lambda ctx: row(8, 8, ctx=ctx, device_mesh="tp" if ctx.rank else None)),
+        (TypeError, "dtype", lambda ctx: row(8, 8, ctx=ctx, dtype="float32" if ctx.rank else None)),
+        (pb.ArgumentError, "out_features: expected", lambda ctx: fused(8, {} if ctx.rank else {"q": 8}, ctx=ctx)),
+        (pb.ArgumentError, "expected dense tensors", lambda ctx: loss(dense(), zeros, ctx)),
+        (pb.ArgumentError, "words: expected a plain tensor, got one that is torch.sparse",
+         lambda ctx: embedded(8, 8, ctx=ctx)(dense(torch.int64))),
+        (pb.ArgumentError, "x: a tensor that is torch.sparse_coo",
+         lambda ctx: pb.matmul_allreduce(dense(), torch.ones(4, 4), ctx)),
+        (pb.ArgumentError, "x: expected a tensor, got one that is torch.sparse_coo",
+         lambda ctx: pt.matmul_allgather(dense(), torch.ones(4, 4), ctx)),
+        (pb.ArgumentError, "on meta",
+         lambda ctx: loss(torch.ones(4, 4, device="meta" if ctx.rank else "cpu"), zeros, ctx)),
+        (pb.ArgumentError, "on meta", lambda ctx: embedded(8, 8, ctx=ctx)(zeros.to("meta" if ctx.rank else "cpu"))),
+        (KeyError, "a.b", lambda ctx: fused(8, {"a.b" if ctx.rank else "a": 8}, ctx=ctx)),
+    )  # fmt: skip
+    cases = (*cases, *((error, [word, "on rank 1"], call, call) for error, word, call in wrong_on_rank_1))
     with world(comm):
         for error, words, *calls in cases:
             with host(comm) as ctx:
