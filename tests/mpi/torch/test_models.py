@@ -601,6 +601,8 @@ def loss_options(ctx: pb.Context, mesh: DeviceMesh) -> None:
             r"target: .* of shape \(4, 1\), expected integers of shape \(4,\)",
         ),
         (logits[0, :1].sum(), target[0], r"target: .* of shape \(\), expected integers"),
+        (logits[..., part].long(), target, "expected logits of a floating-point type and integer targets"),
+        (logits[..., part], [0], "expected logits of a floating-point type and integer targets"),
     ):
         with pytest.raises(pb.ArgumentError, match=match):
             pt.vocab_parallel_cross_entropy(given, of, ctx)
