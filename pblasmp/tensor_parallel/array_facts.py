@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -153,7 +153,8 @@ class Specification:
     scales: tuple[str, ...]
 
     def __hash__(self) -> int:
-        return self._hash
+        p = self.problem
+        return hash((p.form, p.tokens, p.rows, p.inputs, p.outputs, p.inner, self.activation))
 
     def with_tokens(self, first: int, inner: int) -> Specification | None:
         """Return the product of as many tokens on each rank, as ``ParallelProblem.with_tokens`` does. Local.
@@ -161,9 +162,7 @@ class Specification:
         None if a rank has no part of it, or there are fewer tokens than ranks.
         """
         problem = self.problem.with_tokens(first, inner)
-        if not _is_full(problem):
-            return None
-        return Specification(problem, self.options, self.activation, self.has_bias, self.scales)
+        return changed(self, problem=problem) if _is_full(problem) else None
 
     @property
     def varies(self) -> bool:
@@ -171,11 +170,6 @@ class Specification:
         p = self.problem
         tight = tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
         return dict(p.row_bytes)["x"] == tight and _is_full(p)
-
-    @cached_property
-    def _hash(self) -> int:
-        p = self.problem
-        return hash((p.form, p.tokens, p.rows, p.inputs, p.outputs, p.inner, self.activation))
 
 
 def _is_full(p: ParallelProblem) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype
 from ....errors import ArgumentError
-from .compiler import CompiledKernels, Launch, cuda
+from .compiler import CompiledKernels, Kernel, Launch, cuda
 from .views import Move, View
 
 _VECTOR_BYTES = 16
@@ -110,6 +110,7 @@ class Kernels(CompiledKernels):
         super().__init__(cupy)
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         self.multiprocessors = int(properties["multiProcessorCount"])
+        self._adders: dict[tuple[Any, ...], Kernel] = {}
 
     def signal(self, what: str, flags: Sequence[int], rank: int, kind: int, kinds: int) -> Launch:
         """Return half a barrier of all ranks, or a whole one. Local.
@@ -178,19 +179,10 @@ class Kernels(CompiledKernels):
         width = vector_width(first.dtype, first.cols, [*parts, *outs, *([c] if c else [])])
         lines = first.cols // width
         exact = accumulation_dtype(first.dtype)
-        # an operand needs a type even if it is not read
-        types = {
-            "PART": first.dtype, "OUT": out.dtype, "SUM": exact, "CTYPE": c.dtype if c else exact,
-            "BIAS": bias.dtype if bias else exact,
-        }  # fmt: skip
-        macros: dict[str, Any] = {
-            **{name: CUDA_TYPES[dtype] for name, dtype in types.items()},
-            "P": len(parts), "OUTS": len(outs), "V": width, "INDEX": _index(first.rows * lines),
-        }  # fmt: skip
-        if out.dtype.itemsize == 1:
-            macros["FLOAT8"] = 1
-        parameters = f"{len(parts) or 1}QQ{len(outs)}QQQQQQQ{_letters(exact)}QiQQ"
-        kernel = self._compiled("add", cuda("add.cu"), parameters, **macros)
+        kernel = self._adder(
+            first.dtype, out.dtype, exact, c.dtype if c else exact, bias.dtype if bias else exact,
+            len(parts), len(outs), width, _index(first.rows * lines),
+        )  # fmt: skip
         grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
         kernel(stream, (grid, 1), _THREADS, (
             *([part.address for part in parts] or [0]), first.ld,
@@ -198,6 +190,23 @@ class Kernels(CompiledKernels):
             c.address if c else 0, c.ld if c else 0, *_scalar(beta, exact),
             bias.address if bias else 0, _ACTIVATIONS[activation], scale, amax,
         ))  # fmt: skip
+
+    def _adder(self, *kind: Any) -> Kernel:
+        """Return the kernel of ``add``, by its element types, counts, and what it counts in. Local.
+
+        An operand needs a type even if it is not read.
+        """
+        found = self._adders.get(kind)
+        if found is None:
+            *types, parts, outs, width, index = kind
+            names = ("PART", "OUT", "SUM", "CTYPE", "BIAS")
+            of_types = {name: CUDA_TYPES[dtype] for name, dtype in zip(names, types, strict=True)}
+            macros: dict[str, Any] = {**of_types, "P": parts, "OUTS": outs, "V": width, "INDEX": index}
+            if types[1].itemsize == 1:
+                macros["FLOAT8"] = 1
+            parameters = f"{parts or 1}QQ{outs}QQQQQQQ{_letters(types[2])}QiQQ"
+            found = self._adders[kind] = self._compiled("add", cuda("add.cu"), parameters, **macros)
+        return found
 
     def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
