@@ -223,7 +223,7 @@ def python_calls(function: Callable[[], Any]) -> tuple[Any, int]:
         sys.setprofile(None)
 
 
-_MOST_CALLS = 160
+_MOST_CALLS = 155
 
 
 def other_tokens(comm: Any, path: str) -> Any:
