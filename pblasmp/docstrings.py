@@ -187,8 +187,7 @@ def _unread(row: Routine | VectorRoutine, scalar: str) -> str:
 def _in_level3(row: Routine, name: str) -> str:
     updated, added = row.shape == "updated", row.shape == "added"
     if name == "a" and row.shape == "sided":
-        kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
-        return f"square {kind} matrix, of which only the triangle ``uplo`` is read."
+        return f"square {row.kind} matrix, of which only the triangle ``uplo`` is read."
     if name in "abc":
         rows, cols, *option = row.sizes.texts[name].split()
         text = f"{rows} × {cols}" + f', or {cols} × {rows} if ``op_a`` is not "N"' * bool(option)

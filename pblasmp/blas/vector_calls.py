@@ -210,8 +210,8 @@ def typed(dtype: np.dtype, routine: str, found: Any) -> Any:
     with np.errstate(all="ignore"):
         if routine == "amax":
             value, index = found
-            return _as(dtype, value), index
-        return _as(dtype, found) if routine in ("dot", "dotc") else dtype.type(found).real
+            return as_number(dtype, value), index
+        return as_number(dtype, found) if routine in ("dot", "dotc") else dtype.type(found).real
 
 
 def _exchange(ctx: Runtime[Any], x: Handle, y: Handle) -> None:
@@ -226,7 +226,8 @@ def _exchange(ctx: Runtime[Any], x: Handle, y: Handle) -> None:
     kept.move_to(x)
 
 
-def _as(dtype: np.dtype, value: complex) -> Any:
+def as_number(dtype: np.dtype, value: complex) -> Any:
+    """Return a number that ranks have told, in the type of a matrix. Local."""
     return dtype.type(value if dtype.kind == "c" else value.real)
 
 

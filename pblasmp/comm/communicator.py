@@ -99,13 +99,14 @@ def described(comm: Communicator) -> str:
     return f"{type(comm).__name__}(rank {comm.rank} of {comm.size})"
 
 
-def _flat(array: Array) -> Array:
+def flat(array: Array) -> Array:
+    """Return the elements of a contiguous array, in memory order. Local."""
     return array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
 
 
 def bytes_of(array: Array) -> Array:
     """Return the bytes of a contiguous array, in memory order. Local."""
-    return _flat(array).view(np.uint8)
+    return flat(array).view(np.uint8)
 
 
 def chunks(array: Array) -> list[Array]:
@@ -116,8 +117,8 @@ def chunks(array: Array) -> list[Array]:
 
 def chunks_of_elements(array: Array) -> list[Array]:
     """Return the elements of a contiguous array, in memory order, in parts that fit into a message. Local."""
-    flat, step = _flat(array), CHUNK_BYTES // array.itemsize
-    return [flat[at : at + step] for at in range(0, flat.size, step)]
+    elements, step = flat(array), CHUNK_BYTES // array.itemsize
+    return [elements[at : at + step] for at in range(0, elements.size, step)]
 
 
 def allgather_alike(comm: Communicator, value: Any) -> list[Any]:

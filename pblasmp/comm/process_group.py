@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
 from .board import Board
-from .communicator import Communicator, chunks, described
+from .communicator import Communicator, chunks, described, flat
 from .locations import Location
 from .notes import Meeting
 from .side_channel import SideChannel
@@ -233,9 +233,8 @@ class _Gloo:
         return [i for i, request in enumerate(requests) if request.Test()]
 
     def sum_into(self, array: Array) -> None:
-        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
-        if flat.size:
-            self.wait(self._reduce(flat.view(flat.real.dtype), dist.ReduceOp.SUM))
+        if array.size:
+            self.wait(self._reduce(flat(array).view(array.real.dtype), dist.ReduceOp.SUM))
 
     def bcast_into(self, array: Array, root: int) -> None:
         options = dist.BroadcastOptions()

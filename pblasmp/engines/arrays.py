@@ -84,6 +84,11 @@ def scale(array: LocalArray, beta: complex) -> None:
         array *= beta
 
 
+def adjoint_of(x: LocalArray) -> LocalArray:
+    """Return the adjoint of an array: a view, if it is real. Local."""
+    return x.conj().T if x.dtype.kind == "c" else x.T
+
+
 def set_diagonal(xp: Any, a: LocalArray, value: Any) -> None:
     """Write a number, or a vector, to the diagonal of an array of ``xp``. Local."""
     n = min(a.shape)

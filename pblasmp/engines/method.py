@@ -44,9 +44,21 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
         return f"{problem.routine} is for float32, float64, complex64 and complex128, got {d.name}"
     if why := library_refusal(options, operands):
         return why
+    return _fused_refusal(operands) or engine.operations.refusal(problem.a.dtype, options.compute)
+
+
+def follower_refusal(operands: Planned, *, fuses: bool = False) -> str:
+    """Return why an epilogue cannot follow local products, which may have it ``fuses``-d; "" if it can. Local."""
+    e = None if operands is None else operands.epilogue
+    if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
+        return f"epilogue {e.name!r}: only a bias and an activation follow it"
+    return "" if fuses else _fused_refusal(operands)
+
+
+def _fused_refusal(operands: Planned) -> str:
     if operands is not None and operands.epilogue is not None and operands.epilogue.fused:
         return "its epilogue runs after the product, but fused=True asks for a fused one"
-    return engine.operations.refusal(problem.a.dtype, options.compute)
+    return ""
 
 
 def library_refusal(options: Options, operands: Planned, *, leaves_sms: bool = False) -> str:

@@ -129,6 +129,11 @@ class Routine:
         object.__setattr__(self, "sizes", _SIZES[self.shape])
 
     @property
+    def kind(self) -> str:
+        """The word for its matrix of which a triangle is read."""
+        return "triangular" if self.triangular else "Hermitian" if self.hermitian else "symmetric"
+
+    @property
     def in_place(self) -> Literal["b", "c"]:
         """The operand that D may share its memory with."""
         return "c" if "c" in self.operands else "b"

@@ -106,6 +106,10 @@ class Faults:
             return minimum
         return number
 
+    def no_context(self, name: str, ictxt: Any) -> None:
+        """Note that an argument is no context of this process."""
+        self.add(name, f"{short_repr(ictxt)} is not a context of this process")
+
     def letter(self, name: str, value: Any, allowed: str) -> str:
         """Return the upper-case letter that an option begins with; note a fault if it is not in ``allowed``."""
         found = value[:1].upper() if isinstance(value, str) else ""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..blas.level3 import geadd, tradd
+from ..blas.vector_calls import as_number
 from ..dtypes import element_type, real_dtype
 from ..engines.direct import Asked, Part
 from ..errors import RankMismatchError
@@ -135,7 +136,9 @@ def _measured(kind: str, full: str, dtype: np.dtype, args: Sequence[Any]) -> Any
 def _traced(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
     """Return a trace in one meeting of the ranks. Collective over the grid."""
     given = dict(zip(("n", "a", "ia", "ja", "desca"), args, strict=True))
-    return _summed("diagonal: sum", (given["n"],) * 2, full, dtype, given, "L", "N", partial(_number, dtype))
+    return _summed(
+        "diagonal: sum", (given["n"],) * 2, full, dtype, given, "L", "N", partial(as_number, dtype)
+    )
 
 
 def _summed(
@@ -159,11 +162,6 @@ def _told(full: str, routine: str, grid: ProcessGrid, part: Part, uplo: str = "L
     ctx.check_open()
     asked = Asked(full, routine, part, None, None, part, False, uplo=uplo, diag=diag)
     return direct.reduce(ctx.control, asked)
-
-
-def _number(dtype: np.dtype, found: complex) -> Any:
-    """Return a number that ranks have told, in the type of a matrix. Local."""
-    return dtype.type(found if dtype.kind == "c" else found.real)
 
 
 def _are_sizes(m: Any, n: Any) -> bool:
@@ -356,7 +354,7 @@ def _got_at_once(full: str, dtype: np.dtype, args: Sequence[Any]) -> Any:
     grid, part = found
     if scope == "A" and grid.grid.size > 1:
         told = _told(full, "all: element", grid, part)
-        return told if told is None or told is False else give(alpha, _number(dtype, told))
+        return told if told is None or told is False else give(alpha, as_number(dtype, told))
     process, place = element_place(part)
     mine = part[0].array[place] if process == grid.info[2:] else dtype.type(0)
     return give(alpha, _sent(grid, scope, process, (_index(i), _index(j)), mine))

@@ -279,7 +279,7 @@ def gridexit(ictxt: int) -> None:
             found.parent.release(found)
     elif ictxt != -1:
         faults = Faults("gridexit", ["ictxt"])
-        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
+        faults.no_context("ictxt", ictxt)
         _refuse(CLOSING, faults.error())
 
 
@@ -464,7 +464,7 @@ def blacs_barrier(ictxt: int, scope: str) -> None:
     faults = Faults("blacs_barrier", ["ictxt", "scope"])
     found = of_number(ictxt)
     if found is None:
-        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
+        faults.no_context("ictxt", ictxt)
     letter = faults.letter("scope", scope, "ARC")
     if faults:
         found = found or meant("blacs_barrier", [ictxt], PATIENCE)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..comm import Cell, Cells, Exchange, Side, agree_after
 from ..engines.direct import Moved, Part
-from ..errors import RankMismatchError, short_repr
+from ..errors import RankMismatchError
 from ..layout import Grid, MatrixDescriptor, Trapezoid
 from ..layout.grid import one_of
 from ..layout.pieces import write_inside
@@ -105,7 +105,7 @@ def move_planned(full: str, names: list[str], dtype: np.dtype, given: dict[str, 
     faults = Faults(full, names)
     everybody = of_number(given["ictxt"])
     if everybody is None:
-        faults.add("ictxt", f"{short_repr(given['ictxt'])} is not a context of this process")
+        faults.no_context("ictxt", given["ictxt"])
         everybody = meant(full, [given["ictxt"]])
         if everybody is None:
             raise faults.error()
@@ -149,7 +149,7 @@ def _read(
     """Return the arguments, and this process's matrices; add what must be equal to ``facts``. Local."""
     faults = Faults(full, names)
     if of_number(given["ictxt"]) is None:
-        faults.add("ictxt", f"{short_repr(given['ictxt'])} is not a context of this process")
+        faults.no_context("ictxt", given["ictxt"])
     m, n = (faults.integer(name, given[name], 0) for name in "mn")
     trapezoid = [
         faults.letter(name, given[name], allowed)

@@ -229,8 +229,7 @@ def _of_row(name: str, row: Routine) -> PblasRoutine:
     trans = ("NTC", "NTC")
     if row.shape == "updated":
         trans = ("", "NC") if row.hermitian else ("NTC", "NT")
-    kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
-    note = f"sub(A) is {kind}. " if row.shape == "sided" else ""
+    note = f"sub(A) is {row.kind}. " if row.shape == "sided" else ""
     if row.triangle == "d":
         note = f"Only one {'triangle' if row.shape == 'updated' else 'trapezoid'} of sub(C) is used. "
     words = {option: word for word, option in _PYTHON.items() if word in row.pblas.split()}

@@ -49,7 +49,7 @@ def descinit(
     lld = faults.integer("lld", lld, 1)
     nprow, npcol, myrow, _ = gridinfo(ictxt)
     if nprow == -1 and ictxt != -1:
-        faults.add("ictxt", f"{short_repr(ictxt)} is not a context of this process")
+        faults.no_context("ictxt", ictxt)
     if nprow != -1:
         for name, source, extent in (("irsrc", irsrc, nprow), ("icsrc", icsrc, npcol)):
             if source >= extent:

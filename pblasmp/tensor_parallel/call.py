@@ -23,6 +23,7 @@ from ..layout import MatmulProblem
 from ..layout.grid import integer, one_of
 from ..layout.schemes import Form
 from ..layout.value import changed
+from ..matrix.products import check_extras
 from ..runtime.interop import (
     as_local,
     as_typed,
@@ -215,8 +216,7 @@ class ParallelCall(UserCall[Any]):
         for name in ("transposed", "return_gathered"):
             if not isinstance(given := getattr(self, name), (bool, int, np.bool_)):
                 raise ArgumentTypeError(f"{name}: expected True or False, got {short_repr(given)}")
-        if not isinstance(scales, (Scales, type(None))):
-            raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
+        check_extras(None, scales)
         w, w_dtype = typed_operand(engine, self.w, "w", self.w_dtype, scales)
         if w.ndim != 2:
             raise ArgumentError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")

@@ -19,7 +19,7 @@ from ..tensor_parallel.call import check_context
 from . import operators
 from .float8 import fault_of_scales, scaled_product
 from .forms import FORMS, fault_of_algorithms, refuse_transforms
-from .meshes import local, on_mesh, part_of
+from .meshes import is_of_ranks, local, on_mesh, part_of
 from .registry import is_eager
 from .scaling import DelayedScaling
 from .weight_gradients import adding_to
@@ -337,7 +337,7 @@ def _misplaced(name: str, tensor: Tensor | None, dim: int | None, ctx: Context) 
     if not isinstance(tensor, DTensor):
         return ""
     mesh, expected = tensor.device_mesh, (_placement(dim, tensor.ndim),)
-    if mesh.ndim != 1 or mesh.size() != ctx.size or mesh.get_local_rank() != ctx.rank:
+    if not is_of_ranks(mesh, ctx):
         return f"{name}: a DTensor on {mesh}, expected one on a mesh of the context's {ctx.size} ranks"
     if tensor.placements != expected:
         return f"{name}: a DTensor placed {tensor.placements}, expected {expected}: redistribute it first"

@@ -202,6 +202,11 @@ class _Known:
     of_context: ClassVar[WeakKeyDictionary[Context, DeviceMesh | None]] = WeakKeyDictionary()
 
 
+def is_of_ranks(mesh: DeviceMesh, ctx: Context) -> bool:
+    """Return whether a device mesh has one dimension, and as many ranks as a context, this one at its place. Local."""
+    return mesh.ndim == 1 and (mesh.size(), mesh.get_local_rank()) == (ctx.size, ctx.rank)
+
+
 def mesh_of(ctx: Context) -> DeviceMesh | None:
     """Return the device mesh of the context's ranks; None for one of them by itself without a process group.
 
@@ -269,7 +274,7 @@ def context_of(mesh: DeviceMesh) -> Context | None:
             return ctx
     if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
         return None
-    alike = (ctx for ctx in found if (ctx.size, ctx.rank) == (mesh.size(), mesh.get_local_rank()))
+    alike = (ctx for ctx in found if is_of_ranks(mesh, ctx))
     return next(alike, None)
 
 

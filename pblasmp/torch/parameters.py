@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
-from .meshes import device_type, local, mesh_of, on_mesh
+from .meshes import device_type, is_of_ranks, local, mesh_of, on_mesh
 from .wholes import check_hooks, check_parameters, check_whole, other_holders
 
 if TYPE_CHECKING:
@@ -477,7 +477,7 @@ def _fitting(mesh: object, ctx: Context) -> DeviceMesh:
     """Return a device mesh of the context's ranks, or raise ArgumentError. Local."""
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentTypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}")
-    if mesh.ndim != 1 or mesh.size() != ctx.size or mesh.get_local_rank() != ctx.rank:
+    if not is_of_ranks(mesh, ctx):
         raise ArgumentError(
             f"device_mesh: {mesh}, expected one dimension of the context's {ctx.size} ranks, in their order"
         )

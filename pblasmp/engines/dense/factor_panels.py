@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...comm.shared_memory import Progress
-from ..arrays import set_diagonal
+from ..arrays import adjoint_of, set_diagonal
 from ..operations import Operations
 from ..protocol import Engine
 from .panel_shape import PanelShape
@@ -130,8 +130,7 @@ class FactorPanels:
         for numbers in blocks:
             first, stop = numbers[0] * self.shape.width, self.shape.bounds(numbers[-1])[1]
             right = panel[first - top : stop - top]
-            adjoint = right.T.conj() if right.dtype.kind == "c" else right.T
-            operations.gemm(-1, panel[first - top :], adjoint, 1, self.run(numbers)[first:])
+            operations.gemm(-1, panel[first - top :], adjoint_of(right), 1, self.run(numbers)[first:])
 
     def getrf(self, operations: Operations, k: int) -> None:
         """Factor panel ``k`` with partial pivoting; it is this rank's and has been updated. Local."""

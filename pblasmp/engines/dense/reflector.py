@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arrays import set_diagonal
+from ..arrays import adjoint_of, set_diagonal
 from ..operations import Operations
 
 Array = Any
@@ -55,17 +55,17 @@ class Reflector:
         """Write V^H x to ``w``."""
         beta = 0
         if self._top is not None:
-            self._operations.gemm(1, _adjoint(self._top), x[: self._count], 0, w)
+            self._operations.gemm(1, adjoint_of(self._top), x[: self._count], 0, w)
             beta = 1
-        self._operations.gemm(1, _adjoint(self._rest), x[self._count :], beta, w)
+        self._operations.gemm(1, adjoint_of(self._rest), x[self._count :], beta, w)
 
     def gram(self, products: Array) -> None:
         """Write V^H V to ``products``."""
         beta = 0
         if self._top is not None:
-            self._operations.gemm(1, _adjoint(self._top), self._top, 0, products)
+            self._operations.gemm(1, adjoint_of(self._top), self._top, 0, products)
             beta = 1
-        self._operations.gemm(1, _adjoint(self._rest), self._rest, beta, products)
+        self._operations.gemm(1, adjoint_of(self._rest), self._rest, beta, products)
 
     def combined(self, w: Array) -> Array:
         """Return T w, or the product with its adjoint."""
@@ -78,7 +78,3 @@ class Reflector:
         if self._top is not None:
             self._operations.gemm(-1, self._top, w, 1, x[: self._count])
         self._operations.gemm(-1, self._rest, w, 1, x[self._count :])
-
-
-def _adjoint(v: Array) -> Array:
-    return v.conj().T if v.dtype.kind == "c" else v.T

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...bindings import FillMode
 from ...dtypes import element_type
-from ..arrays import blas_operand, scale, set_diagonal
+from ..arrays import adjoint_of, blas_operand, scale, set_diagonal
 from ..dense.split_panels import SplitPanels, exchanged_rows
 from ..local.slab_terms import Gemm
 from .gpu_operations import LANES, LETTERS, GpuOperations
@@ -320,8 +320,8 @@ class GpuFactorOperations(GpuOperations):
         """Queue the product of ``x`` with the adjoint of I - V T V^H, in its place."""
         shape = v.shape[1], x.shape[1]
         inner, factor = (self.xp.empty(shape, x.dtype, order="F") for _ in range(2))
-        self.gemm(1, _adjoint(v), x, 0, inner)
-        self.gemm(1, _adjoint(t), inner, 0, factor)
+        self.gemm(1, adjoint_of(v), x, 0, inner)
+        self.gemm(1, adjoint_of(t), inner, 0, factor)
         self.gemm(-1, v, factor, 1, x)
 
     def larft(self, v: Array, tau: Array, t: Array) -> None:
@@ -338,7 +338,7 @@ class GpuFactorOperations(GpuOperations):
         """Queue the making of T from vectors whose ones and zeros are stored."""
         n = v.shape[1]
         inner = self.xp.empty((n, n), v.dtype, order="F")
-        self.gemm(1, _adjoint(v), v, 0, inner)
+        self.gemm(1, adjoint_of(v), v, 0, inner)
         self.block_reflector(inner, tau, t)
 
     def block_reflector(self, inner: Array, tau: Array, t: Array) -> None:
@@ -350,10 +350,6 @@ class GpuFactorOperations(GpuOperations):
         set_diagonal(xp, t, xp.where(none, tau.dtype.type(0), tau.dtype.type(1)))
         self.trsm(1, inner, t, lower=False, unit=False)
         set_diagonal(xp, t, tau)
-
-
-def _adjoint(x: Array) -> Array:
-    return x.conj().T if x.dtype.kind == "c" else x.T
 
 
 def _place(a: Array) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...comm import Agreement, CellArrays, Exchange, Side
-from ...dtypes import is_float8
+from ...comm.communicator import flat
+from ...dtypes import is_float8, real_dtype
 from ...layout.intersection import Piece, both_views
 from ..transport import SHARE, Transfer, Transport
 from .gpu_operations import GpuOperations
@@ -157,11 +158,8 @@ class GpuTransport(Transport):
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
         if self.size == 1 or array.size == 0:
             return
-        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
-        if flat.dtype.kind == "c":
-            flat = flat.view(np.dtype(f"f{flat.dtype.itemsize // 2}"))
         self._runtime.follow_stream()
-        self._nccl.add_up(flat)
+        self._nccl.add_up(flat(array).view(real_dtype(array.dtype)))
 
     def fence(self) -> None:
         """Do nothing: GPUs share no buffers. Local."""
@@ -278,8 +276,7 @@ class _QueuedExchange:
         if self._messages is not None:
             self._messages.finish()
             self._messages = None
-        for part, message in self._arriving:
-            self._transport.copy_piece(self._dst[part.dst], message, part.piece.unpacked())
+        self._read(self._arriving)
         self._arriving = []
 
     def _nbytes(self, parts: Sequence[Any]) -> int:
@@ -293,7 +290,10 @@ class _QueuedExchange:
 
     def _unpack(self, parts: Sequence[Any], at: int) -> None:
         """Queue the reading of a message at an address."""
-        for part, message in self._views(parts, at):
+        self._read(self._views(parts, at))
+
+    def _read(self, messages: Iterable[tuple[Any, Array]]) -> None:
+        for part, message in messages:
             self._transport.copy_piece(self._dst[part.dst], message, part.piece.unpacked())
 
     def _views(self, parts: Sequence[Any], at: int) -> Iterator[tuple[Any, Array]]:

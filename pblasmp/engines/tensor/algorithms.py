@@ -15,7 +15,7 @@ from typing import Any
 
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
-from ..method import library_refusal, travel_refusal
+from ..method import follower_refusal, library_refusal, travel_refusal
 from ..protocol import Engine
 from ..request import Operands, Options
 from ..transport import Transfer
@@ -199,12 +199,7 @@ class MessageMethod(TensorMethod):
         size = engine.transport.size
         if problem.size != size:
             return f"the operands are on {problem.size} ranks; this algorithm needs all {size}"
-        e = None if operands is None else operands.epilogue
-        if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
-            return f"epilogue {e.name!r}: only a bias and an activation follow it"
-        if e is not None and e.fused:
-            return "its epilogue runs after the product, but fused=True asks for a fused one"
-        why = library_refusal(options, operands)
+        why = follower_refusal(operands) or library_refusal(options, operands)
         if not why and problem.sums:
             travels = engine.transport.carries(problem.out_dtype, options.comm_dtype)
             why = travel_refusal(options.comm_dtype, travels)

@@ -11,7 +11,7 @@ from typing import Any
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
-from ...method import library_refusal
+from ...method import follower_refusal, library_refusal
 from ...product import Product
 from ...protocol import Engine
 from ...request import AnyProblem, Operands, Options
@@ -111,11 +111,8 @@ def _why_not(
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
     if why := library_refusal(options, operands, leaves_sms=kind.leaves_sms):
         return why
-    e = None if operands is None else operands.epilogue
-    if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
-        return f"epilogue {e.name!r}: only a bias and an activation follow it"
-    if e is not None and e.fused and (p.sums or not fuses(p.dtype)):
-        return "its epilogue runs after the product, but fused=True asks for a fused one"
+    if why := follower_refusal(operands, fuses=not p.sums and fuses(p.dtype)):
+        return why
     if is_float8(p.dtype):
         if faults := p.misaligned():
             return faults[0]
