@@ -11,6 +11,7 @@ import numpy as np
 
 from ..comm import Side
 from ..comm.exchange import SLOTS
+from ..dtypes import scalar
 from ..engines.host.host_engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options, Task
@@ -275,6 +276,7 @@ def task_of(problem: AnyProblem, algorithm: str, alpha: complex, beta: complex |
             nearest_legal(problem).validate()
         else:
             problem.validate()
+        beta = None if beta is None else scalar(beta, problem.d.dtype, "beta")
         if problem.c is None and beta:
             raise ArgumentError(f"beta: the problem has no C, expected 0, got {short_repr(beta)}")
         beta = (0 if problem.c is None else 1) if beta is None else beta

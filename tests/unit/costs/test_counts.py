@@ -166,6 +166,7 @@ def test_a_million_rows():
         ({"memory_bytes": "8"}, "memory_bytes: expected an integer, got '8'"),
         ({"cores": 0}, "cores: expected at least 1, got 0"),
         ({"beta": 2}, "beta: the problem has no C"),
+        ({"beta": np.zeros(2)}, "beta: expected a number, got array"),
     ],
 )
 def test_errors(how, words):
