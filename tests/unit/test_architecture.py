@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import operator
 import re
@@ -23,102 +24,30 @@ from tests.helpers.sources import ROOT, source
 PACKAGE = ROOT / "pblasmp"
 
 LAYOUT_MAY_IMPORT = {
-    *(
-        "__future__",
-        "bisect",
-        "collections",
-        "dataclasses",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "operator",
-        "re",
-    ),
-    *("types", "typing", "typing_extensions", "numpy", "ml_dtypes", "pblasmp"),
-}
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math",
+    "operator", "re", "types", "typing", "typing_extensions", "numpy", "ml_dtypes", "pblasmp",
+}  # fmt: skip
 
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
-    *(
-        "Grid",
-        "MatrixDescriptor",
-        "MatmulProblem",
-        "Level3Problem",
-        "ParallelProblem",
-        "FactorProblem",
-        "numroc",
-        "load_problem",
-        "draw",
-    ),
-    *(
-        "Context",
-        "DistributedMatrix",
-        "Epilogue",
-        "Scales",
-        "matmul",
-        "plan",
-        "verify",
-        "Verification",
-        "Plan",
-        "Report",
-        "Verdict",
-        "algorithms",
-        "allclose",
-        "tune",
-        "predict",
-        "advise",
-    ),
-    *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
-    *(
-        "PblasmpError",
-        "ArgumentError",
-        "ArgumentTypeError",
-        "LayoutError",
-        "RankMismatchError",
-        "UnsupportedError",
-        "FactorizationError",
-    ),
-    *("LibraryNotFoundError", "StatusError", "ClosedError", "__version__"),
-}
-
-
+    "Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "ParallelProblem", "FactorProblem",
+    "numroc", "load_problem", "draw", "Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan",
+    "verify", "Verification", "Plan", "Report", "Verdict", "algorithms", "allclose", "tune", "predict",
+    "advise", "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather",
+    "PblasmpError", "ArgumentError", "ArgumentTypeError", "LayoutError", "RankMismatchError",
+    "UnsupportedError", "FactorizationError", "LibraryNotFoundError", "StatusError", "ClosedError",
+    "__version__",
+}  # fmt: skip
 BLAS = {
-    *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
-    *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
-    *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
-}
+    "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd",
+    "gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2", "dot", "dotc",
+    "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap",
+}  # fmt: skip
 LINALG = {
-    *(
-        "solve",
-        "solve_triangular",
-        "cholesky",
-        "cho_factor",
-        "cho_solve",
-        "lu_factor",
-        "lu_solve",
-        "qr",
-        "LstsqResult",
-        "QrFactors",
-        "Refinement",
-        "SvdResult",
-    ),
-    *(
-        "lstsq",
-        "inv",
-        "det",
-        "slogdet",
-        "norm",
-        "cond",
-        "cond_estimate",
-        "matrix_rank",
-        "pinv",
-        "eigh",
-        "eigvalsh",
-        "svd",
-        "svdvals",
-    ),
-}
+    "solve", "solve_triangular", "cholesky", "cho_factor", "cho_solve", "lu_factor", "lu_solve", "qr",
+    "lstsq", "inv", "det", "slogdet", "norm", "cond", "cond_estimate", "matrix_rank", "pinv", "eigh", "eigvalsh",
+    "svd", "svdvals", "LstsqResult", "QrFactors", "Refinement", "SvdResult",
+}  # fmt: skip
 
 
 def sources() -> list[Path]:
@@ -184,25 +113,19 @@ def test_no_module_uses_private_names_of_contexts_and_matrices():
 
 # Private names of other libraries that tests need.
 OTHERS_PRIVATE = {
-    "_core",  # a package
-    *(
-        "_C",
-        "_add",
-        "_apply",
-        "_dynamo",
-        "_exit",
-        "_fields_",
-        "_functorch",
-        "_get_default_store",
-        "_inductor",
-    ),
-    *("_replace", "_repr_html_", "_sleep"),
-}
+    "_core", "_C", "_add", "_apply", "_dynamo", "_exit", "_fields_", "_functorch", "_get_default_store",
+    "_inductor", "_replace", "_repr_html_", "_sleep",
+}  # fmt: skip
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def private_names(path):
     """The private names of other modules and objects that a file has: attributes, imports, and names in strings."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
             yield node.attr
         elif isinstance(node, ast.ImportFrom):
@@ -225,7 +148,7 @@ def test_tests_of_whole_calls_have_public_names(folder):
 
 def defined(path):
     """The names of functions and classes, and all that is assigned, in a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
@@ -243,7 +166,7 @@ def module_named(path):
 
 def private_elsewhere(path, of_package):
     """The package's private names in a test file that are not those of the module that it is about."""
-    module, tree = module_named(path), ast.parse(path.read_text(encoding="utf-8"))
+    module, tree = module_named(path), tree_of(path)
     mine = {*defined(path), *(defined(module) if module else ())}
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     names = {*private_names(path), *(text.rpartition(".")[2] for text in texts if isinstance(text, str))}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SECURITY.md says of what is trusted, and of what is not: SENTENCES has the tests of each sentence."""
+"""What SECURITY.md promises: which files are trusted, that none runs code, that none takes more memory than it says."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import io
 import json
 import os
 import pickle
-import re
 import stat
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,204 +32,13 @@ from pblasmp.problems.files import load_grid
 from pblasmp.trust import fault_of, make_private, open_trusted, private_folder
 from pblasmp.tuning.measurements import Entry, read_file, save, tuning_file
 from tests.helpers.command_line import run_here
-from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.ranks.pool import World
 
 OTHER = os.getuid() + 12345
 COMPILER = """#!/bin/sh
 for each; do [ "$before" = -o ] && echo made >"$each"; before=$each; done
 """
-TEMPORARY = "test_temporary_folders_in_which_others_can_replace_files_are_refused"
-
-PRELOAD = "tests/unit/test_preload.py"
-HERE, IO, FILES = (
-    "tests/unit/test_security.py",
-    "tests/unit/io/test_temporary.py",
-    "tests/mpi/test_file_safety.py",
-)
-NOTES, STORE = "tests/unit/comm/test_side_channel.py", "tests/mpi/torch/test_rendezvous.py"
-TIMES, SHARED = "tests/unit/test_measurements.py", "tests/unit/comm/test_shared_memory.py"
-SENTENCES = {
-    "Variables such as": [
-        "tests/unit/test_launch.py::test_a_named_launcher_beats_all",
-        "tests/unit/test_launch.py::test_path_comes_next_and_mpiexec_will_do",
-        "tests/unit/engines/test_blas.py::test_library_name",
-        "tests/unit/bindings/test_finding.py::test_variable_names_a_file_or_its_folder",
-        "tests/unit/bindings/test_finding.py::test_system_loader",
-    ],
-    "Ranks exchange pickled Python objects": [
-        f"{HERE}::test_a_rank_can_make_another_one_run_code",
-        "tests/mpi/test_process_group.py::test_communicators_and_products",
-    ],
-    "A rank can make any other rank run code": [f"{HERE}::test_a_rank_can_make_another_one_run_code"],
-    "under mpirun listens at one address only": [
-        f"{STORE}::test_the_store_listens_at_one_address",
-        f"{STORE}::test_what_one_rank_cannot_do_all_ranks_raise",
-        f"{STORE}::test_addresses_that_other_hosts_reach",
-    ],
-    "A single rank has one that does not listen": [f"{STORE}::test_the_store_listens_at_one_address"],
-    "They are root's or the user's": [
-        f"{HERE}::test_files_of_the_user_that_only_the_user_may_write_are_trusted",
-        f"{HERE}::test_files_that_others_may_write_are_not",
-        f"{HERE}::test_nor_what_is_in_folders_that_others_may_write",
-        f"{HERE}::test_nor_what_belongs_to_other_users",
-    ],
-    "A folder with the sticky bit": [
-        f"{HERE}::test_files_of_the_user_that_only_the_user_may_write_are_trusted",
-        f"{HERE}::test_a_group_that_has_only_the_user_may_write_folders",
-    ],
-    "keeps in its cache": [
-        f"{PRELOAD}::test_the_library_has_products_factorizations_and_vectors_and_is_compiled_once",
-        f"{HERE}::test_a_link_in_place_of_the_library_is_not_followed_to_others",
-    ],
-    "A library that others may write": [f"{HERE}::test_a_library_of_others_is_compiled_anew"],
-    "its path is none that `LD_PRELOAD` can have": [
-        f"{HERE}::test_a_cache_that_others_may_write_is_refused",
-        f"{HERE}::test_a_path_that_ld_preload_would_split_is_refused",
-    ],
-    "Others are ignored with a warning": [
-        f"{HERE}::test_times_that_others_may_write_are_ignored",
-        f"{HERE}::test_the_lock_of_measured_times_is_no_way_to_another_file",
-        f"{HERE}::test_nor_can_others_keep_it_locked",
-    ],
-    "the temporary folder of a job": [f"{HERE}::{TEMPORARY}"],
-    "It is readable only by its owner": [f"{HERE}::{TEMPORARY}"],
-    "no rank starts": [f"{HERE}::{TEMPORARY}"],
-    "CUPY_CACHE_IN_MEMORY": [
-        "tests/unit/engines_gpu/test_devices.py::test_kernels_are_compiled_anew_if_others_may_write_cupys_folder",
-        "tests/unit/engines_gpu/test_compiler.py::test_files_that_others_may_write_are_not_loaded",
-    ],
-    "What pblasmp makes there": [
-        f"{HERE}::test_whatever_the_umask_nobody_else_can_write_the_library",
-        f"{HERE}::test_times_that_others_may_write_are_ignored",
-        f"{HERE}::{TEMPORARY}",
-    ],
-    "Files that a variable above names": [f"{HERE}::test_what_a_variable_names_is_taken_as_it_is"],
-    "a bad file gives an error message": [
-        f"{HERE}::test_no_descriptor_file_runs_code",
-        "tests/unit/descriptors/test_files.py::test_unreadable_files",
-        "tests/unit/descriptors/test_invalid.py::test_invalid_file_raises_what_it_claims",
-    ],
-    "Reading one takes time in proportion": [
-        f"{HERE}::test_what_would_take_much_memory_is_refused_before",
-        f"{HERE}::test_what_is_just_allowed_takes_a_small_multiple",
-        f"{HERE}::test_files_without_an_end_are_not_read_to_it",
-    ],
-    "A number that none can be": [
-        f"{TIMES}::test_a_file_that_is_not_ours_or_not_whole_is_ignored_and_left_alone",
-        f"{TIMES}::test_what_no_measurement_fills_is_not_read",
-        f"{HERE}::test_absurd_numbers_of_machines_are_refused",
-    ],
-    "It is read once": [
-        f"{HERE}::test_what_ranks_printed_is_not_read_again",
-        f"{HERE}::test_reports_of_ranks_are_read_once",
-        f"{HERE}::test_the_last_lines_of_a_large_file",
-    ],
-    "They are JSON": [f"{NOTES}::test_any_text_travels", f"{NOTES}::test_what_is_no_note_is_ignored"],
-    "no note runs code": [
-        f"{NOTES}::test_what_is_no_note_is_ignored",
-        "tests/mpi/test_process_group.py::test_what_others_write_into_the_store_is_ignored",
-    ],
-    "No file runs code:": [f"{HERE}::test_no_npy_file_runs_code", f"{FILES}::test_files[crafted]"],
-    ".npy files of Python objects are refused": [
-        f"{HERE}::test_no_npy_file_runs_code",
-        f"{FILES}::test_files[crafted]",
-    ],
-    "A file that says more than it holds": [
-        f"{FILES}::test_files[crafted]",
-        "tests/mpi/test_npy.py::test_broken_headers",
-        f"{HERE}::test_a_header_is_not_read_to_its_end_if_it_is_none",
-    ],
-    "it raises `MemoryError`": [f"{FILES}::test_files[crafted]"],
-    "never writes through them": [
-        f"{FILES}::test_files[led_out]",
-        f"{HERE}::test_a_save_does_not_write_through_links_in_place_of_chunks",
-    ],
-    "neither `load` nor `save` follows": [
-        f"{HERE}::test_neither_load_nor_save_follows_links_of_others",
-        f"{IO}::test_what_other_users_put_into_a_shared_folder",
-    ],
-    "Temporary files are created new": [f"{IO}::test_a_temporary_file_is_never_one_that_is_there"],
-    "A new version of a file is readable only": [
-        f"{FILES}::test_files[modes]",
-        f"{IO}::test_the_owner_is_kept_or_nobody_else_gets_in",
-    ],
-    "memfd_create": [
-        f"{SHARED}::test_no_anonymous_file",
-        f"{SHARED}::test_all_ranks_are_told_why_not",
-        f"{HERE}::test_only_processes_of_the_same_user_can_open_shared_memory",
-    ],
-    "Random faults on 2 to 6 ranks": ["tests/chaos/test_chaos.py::test_a_trial_ends_well"],
-    "leftover processes": ["tests/chaos/test_chaos.py::test_a_bad_end_is_found"],
-    "a sticky CUDA error": ["tests/chaos/test_gpus.py::test_every_kind_of_fault_is_tried"],
-    "nothing but the error is printed": ["tests/chaos/test_gpus.py::test_a_bad_end_is_found"],
-    "Random sequences of calls": [
-        "tests/chaos/test_sequences.py::test_sequences",
-        "tests/chaos/test_sequences.py::test_a_fault_between_calls_is_found",
-        "tests/chaos/test_sequences.py::test_what_grows_is_found",
-    ],
-}
-"""Words of each sentence of SECURITY.md that promises something, and the tests that fail where it is not so."""
-
-NO_PROMISES = [
-    # What others can do, and what to do about it
-    "Whoever sets them can run anything",
-    "Nothing is encrypted or signed",
-    "**The store of a PyTorch process group**",
-    "Whoever reaches its port",
-    "`torchrun`, which",
-    "Other users of rank 0's node",
-    "**The user's own code**",
-    "`check` a file from elsewhere first",
-    "A compressed chunk made for the purpose",
-    "whether it withstands every malformed file is not known",
-    "make `load` read other files of the user",
-    "a codec into it that zarr 2 runs",
-    "they can replace files anyway",
-    "Please report vulnerabilities",
-    # What the next sentences are about
-    "Only such files are used of these:",
-    "the file of measured times.",
-    "CuPy's folder of compiled kernels.",
-    "**Descriptor files (TOML)**",
-    "Whose files are read is said above",
-    "**Files of matrices**",
-    # What happened
-    "On two real GPUs all trials ended",
-    "killed or interrupted about 200 times",
-    "compute-sanitizer",
-]
-"""Words of each of the other sentences."""
-
-
-def sentences(page):
-    """Return the sentences of a page, and the headings and items of lists that are none."""
-    parts = re.split(r"\n\s*\n|^ *- |^#+ .*$", page, flags=re.MULTILINE)
-    ends = r"(?<=[.:;]) (?=[A-Z`.]|\*\*)"
-    return [each for part in parts for each in re.split(ends, " ".join(part.split())) if each]
-
-
-def test_every_sentence_has_a_test():
-    page = sentences((ROOT / "SECURITY.md").read_text())
-    words = [*SENTENCES, *NO_PROMISES]
-    found = {each: [word for word in words if word in each] for each in page}
-    assert {each: known for each, known in found.items() if len(known) != 1} == {}
-    counts = Counter(word for known in found.values() for word in known)
-    assert [word for word in words if counts[word] != 1] == []
-
-
-def test_a_sentence_ends_before_the_next_one_begins():
-    text = "# A\n\n- **Be.** It is (`x`):\n  so. No: not\n  e.g. this; `y` is.\n  - an item\n\n.npy files."
-    expected = ["**Be.** It is (`x`): so.", "No: not e.g. this;", "`y` is.", "an item", ".npy files."]
-    assert sentences(text) == expected
-
-
-def test_the_tests_of_sentences_exist():
-    for each in sorted({test for tests in SENTENCES.values() for test in tests}):
-        file, name, case = re.fullmatch(r"(.*)::(\w+)(?:\[(\w+)\])?", each).groups()
-        text = (ROOT / file).read_text()
-        assert f"\ndef {name}(" in text, each
-        assert case is None or f"\ndef {case}(" in text, each
 
 
 @pytest.fixture
