@@ -23,6 +23,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import info, launch, resources
 from pblasmp.cli import options
+from pblasmp.cli.bench import print_bench
 from pblasmp.cli.commands import cli
 from pblasmp.cli.ranks import FailureError
 from pblasmp.cli.reports import Channel
@@ -106,11 +107,6 @@ def written(tmp_path):
     return tmp_path
 
 
-def test_the_search_for_garbage_is_on_after_the_start(pblasmp):
-    assert pblasmp("--version")[0] == 0
-    assert gc.isenabled()
-
-
 BAD = [
     ("bogus", "No such command 'bogus'"),
     ("matmul --bogus", "No such option"),
@@ -148,17 +144,11 @@ BAD = [
     ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
     ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),
     ("matmul B.npy A.npy -o D.npy", "B.npy is 3 × 5 and A.npy 4 × 3: with --trans NN, op(A) has 5 columns"),
-    (
-        "matmul A.npy B.npy --trans TN -o D.npy",
-        "op(A) has 4 columns and op(B) 3 rows, expected the same number",
-    ),
+    ("matmul A.npy B.npy --trans TN -o D.npy", "op(A) has 4 columns and op(B) 3 rows, expected the same number"),
     ("matmul A.npy B.npy --c A.npy -o D.npy", "A.npy is 4 × 3, but the product is 4 × 5"),
     ("matmul ints.npy B.npy -o D.npy", "ints.npy holds int64: choose a type to multiply in with --dtype"),
     ("matmul half.npy B.npy -o D.npy", "half.npy holds |V2: choose a type to multiply in with --dtype"),
-    (
-        "matmul A.npy B32.npy -o D.npy",
-        "differ in type (A.npy float64, B32.npy float32): choose one to multiply in",
-    ),
+    ("matmul A.npy B32.npy -o D.npy", "differ in type (A.npy float64, B32.npy float32): choose one to multiply in"),
     ("matmul A.npy Z.npy -o D.npy --dtype float64", "Z.npy: complex128 does not convert to float64"),
     ("matmul A.npy B.npy -o none/D.npy", "none/D.npy: there is no directory none"),
     ("matmul A.npy B.npy -o folder.npy", "folder.npy is a directory, expected a file after -o"),
@@ -168,10 +158,7 @@ BAD = [
     ("run none.toml", "none.toml: cannot be read: No such file or directory"),
     ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
     ("run illegal.toml", "illegal.toml"),
-    (
-        "run illegal_routine.toml",
-        "illegal_routine.toml: this trsm: b: shape is 4x2, expected 4x3",
-    ),
+    ("run illegal_routine.toml", "illegal_routine.toml: this trsm: b: shape is 4x2, expected 4x3"),
     ("run faulty_routine.toml", "faulty_routine.toml: op_b: unknown key"),
     ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
     ("show routine.toml -o picture.png", "cannot save 'picture.png': expected a name that ends in .svg"),
@@ -183,12 +170,15 @@ BAD = [
     ("show none.toml", "none.toml: cannot be read: No such file or directory"),
     ("show good.toml -o picture.txt", "cannot save 'picture.txt': expected a name that ends in"),
     ("show good.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
-    (
-        "bench -p broadcast",
-        "'broadcast' is not one of 'allgather_matmul', 'matmul_reduce_scatter', 'matmul_allreduce'",
-    ),
+    ("bench -p broadcast",
+     "'broadcast' is not one of 'allgather_matmul', 'matmul_reduce_scatter', 'matmul_allreduce'"),
     ("bench --shape 4,4", "'4,4': expected tokens, outputs and inputs, for example 1024,512,2048"),
     ("bench --shape 4,0,4", "'4,0,4': expected tokens"),
+    *(
+        (f"bench --sizes={sizes}", "expected the least and the largest, for example 1KiB-1GiB")
+        for sizes in ("1KiB", "0B-1KiB", "1KB-1MB", "1MiB-1KiB", "-1KiB-1KiB", "1KiB-99999GiB")
+    ),
+    ("bench --sizes=1KiB-1MiB --shape=8,8,8", "leave --shape out"),
     ("bench --samples 0", "'--samples': 0 is not"),
     ("bench --dtype complex64", "'complex64' is not one of"),
     ("tune --model llama-8b", "--model and --tokens go together. Try 'pblasmp tune --help'"),
@@ -207,24 +197,12 @@ BAD = [
     ("plan 8 8 8 --machine good.toml", "machine good: ranks: expected tables [[ranks]]"),
     ("plan none.toml --machine dgx-h100", "none.toml: cannot be read: No such file or directory"),
     ("plan 8 8 8 --machine dgx-h100 --nodes 4..1", "'4..1': expected a number or first..last"),
-    (
-        "plan 99999999999 99999999999 8 --machine dgx-h100 --ranks 1",
-        "an array of 99999999999 × 99999999999 float64 is too large: expected at most 2^60 bytes on a rank",
-    ),
-    (
-        "plan 999999 999999 8 --machine dgx-h100 --ranks 2 --dry-run",
-        "--dry-run: this process would hold the arrays of all ranks, 7.45e+03 GiB, this machine has",
-    ),
-    *only_long(
-        (
-            "plan 30000000000 30000000000 30000000000 --machine dgx-h100 --ranks 8192",
-            "a problem of more than 4096 panels is too large to be counted panel by panel",
-        )
-    ),
-    (
-        "plan 999999999 999999999 99999 --machine dgx-h100 --ranks 64",
-        "the counts of a rank must fit into 64 bits, got 3.1",
-    ),
+    ("plan 99999999999 99999999999 8 --machine dgx-h100 --ranks 1",
+     "an array of 99999999999 × 99999999999 float64 is too large: expected at most 2^60 bytes on a rank"),
+    ("plan 999999 999999 8 --machine dgx-h100 --ranks 2 --dry-run",
+     "--dry-run: this process would hold the arrays of all ranks, 7.45e+03 GiB, this machine has"),
+    ("plan 999999999 999999999 99999 --machine dgx-h100 --ranks 64",
+     "the counts of a rank must fit into 64 bits, got 3.1"),
     ("measure -n 2", "Missing option '-o' / '--output'"),
     ("measure -n 2 -o none/m.toml", "none/m.toml: there is no directory none"),
     ("measure -n 2 -o text.npy", "text.npy: not a TOML file"),
@@ -235,7 +213,7 @@ BAD = [
     ("check", "Missing argument 'FILE.toml...'"),
     ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
     ("check bad.toml", "pblasmp: bad.toml is not legal"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "message"), BAD, ids=[line for line, _ in BAD])
@@ -350,6 +328,15 @@ def test_help_has_examples(pblasmp, arguments):
 
 def test_version(pblasmp):
     assert pblasmp("--version") == (0, f"pblasmp {pb.__version__}\n", "")
+    assert gc.isenabled(), "it is off while modules are imported"
+
+
+def test_help_is_not_cut(pblasmp):
+    listed = " ".join(pblasmp("--help")[1].split())
+    for name, command in cli.commands.items():
+        assert f"{name} {command.help.splitlines()[0]}" in listed
+    assert min(4, resources.usable_cores()) == options.DEFAULT_RANKS
+    assert "one per core, at most 4]" in " ".join(pblasmp("bench", "--help")[1].split())
 
 
 def test_check_explains(pblasmp, files):
@@ -387,14 +374,6 @@ def test_many_faults_are_one_per_line(pblasmp, command):
     assert len(faults) > 3
 
 
-def test_showing_what_is_not_legal_is_status_2(pblasmp, files):
-    status, out, err = pblasmp("show", "illegal.toml")
-    assert "This product is not legal" in out
-    assert (status, err) == (2, "pblasmp: illegal.toml: this product is not legal\n")
-    status, out, _ = pblasmp("show", "illegal.toml", "--json")
-    assert (status, json.loads(out)["legal"]) == (2, False)
-
-
 def test_json(pblasmp, files):
     status, out, err = pblasmp("check", "--json", "good.toml", "bad.toml", "none.toml")
     good, bad, none = json.loads(out)
@@ -404,10 +383,24 @@ def test_json(pblasmp, files):
     assert (bad["legal"], none["legal"]) == (False, False)
     assert "did you mean 'block'?" in bad["faults"][0]
     assert none["faults"] == ["cannot be read: No such file or directory"]
+
+
+def test_show(pblasmp, files):
+    status, out, err = pblasmp("show", "good.toml")
+    assert (status, err) == (0, "")
+    assert out.startswith("Small\n")
+    assert "This product is legal" in out
     status, out, err = pblasmp("show", "good.toml", "--json")
     shown = json.loads(out)
     assert (status, err) == (0, "")
     assert (shown["file"], shown["m"], shown["operands"]["d"]["block"]) == ("good.toml", 4, [2, 2])
+    assert pblasmp("show", "good.toml", "--output", "picture.svg") == (0, "", "")
+    assert (files / "picture.svg").read_bytes().startswith(b"<?xml")
+    status, out, err = pblasmp("show", "illegal.toml")
+    assert "This product is not legal" in out
+    assert (status, err) == (2, "pblasmp: illegal.toml: this product is not legal\n")
+    status, out, _ = pblasmp("show", "illegal.toml", "--json")
+    assert (status, json.loads(out)["legal"]) == (2, False)
 
 
 def test_files_of_routines(pblasmp, files):
@@ -422,6 +415,7 @@ def test_files_of_routines(pblasmp, files):
     assert (shown["routine"], shown["uplo"], shown["m"], shown["n"], shown["k"]) == ("trsm", "U", 4, 3, 4)
     assert (shown["title"], shown["nranks"], list(shown["operands"])) == ("Solve L X = B", 2, ["a", "b", "d"])
     assert shown["operands"]["a"]["window"] == [[1, 5], [1, 5]]
+    assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
     assert pblasmp("show", "routine.toml", "-o", "picture.svg") == (0, "", "")
     assert "trsm" in (files / "picture.svg").read_text()
     status, _, err = pblasmp("show", "illegal_routine.toml", "-o", "picture.svg")
@@ -551,31 +545,6 @@ def test_under_a_launcher_its_own_output_decides(monkeypatch, tmp_path):
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_help_is_not_cut(pblasmp):
-    listed = " ".join(pblasmp("--help")[1].split())
-    for name, command in cli.commands.items():
-        assert f"{name} {command.help.splitlines()[0]}" in listed
-
-
-@pytest.mark.parametrize("sizes", ["1KiB", "0B-1KiB", "1KB-1MB", "1MiB-1KiB", "-1KiB-1KiB", "1KiB-99999GiB"])
-def test_sizes_that_are_none(pblasmp, sizes):
-    status, out, err = pblasmp("bench", f"--sizes={sizes}")
-    assert (status, out) == (2, "")
-    assert "expected the least and the largest, for example 1KiB-1GiB" in " ".join(err.split())
-
-
-def test_sizes_and_shapes(pblasmp):
-    status, out, err = pblasmp("bench", "--sizes=1KiB-1MiB", "--shape=8,8,8")
-    assert (status, out) == (2, "")
-    assert "leave --shape out" in err
-
-
-def test_the_default_number_of_ranks_is_told(pblasmp):
-    assert min(4, resources.usable_cores()) == options.DEFAULT_RANKS
-    for command in ("matmul", "bench"):
-        assert "one per core, at most 4]" in " ".join(pblasmp(command, "--help")[1].split())
-
-
 def test_completion_in_bash(tmp_path):
     """Through bash itself: the function that click makes for it forgets what comes before files."""
     for file in ("grid-mine.toml", "mine.toml", "A.npy"):
@@ -620,17 +589,6 @@ def test_modules_in_the_current_directory_are_not_imported(tmp_path):
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "imported").exists()
-
-
-def test_show(pblasmp, files):
-    status, out, err = pblasmp("show", "good.toml")
-    assert (status, err) == (0, "")
-    assert out.startswith("Small\n")
-    assert "This product is legal" in out
-    for name in ("good.toml", "routine.toml"):
-        assert pblasmp("show", name, "--output", "picture.svg") == (0, "", "")
-        assert (files / "picture.svg").read_bytes().startswith(b"<?xml")
-    assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
 
 
 def test_tensor_parallel_files(pblasmp, files):
@@ -686,10 +644,7 @@ def test_info(pblasmp, monkeypatch):
     assert pblasmp("info") == (0, "", ""), "of many ranks one tells"
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [("show grid-2x3", 0), ("list", 0), ("list --json", 0), ("--help", 0), ("check none.toml", 2)],
-)
+@pytest.mark.parametrize(("line", "status"), [("show grid-2x3", 0), ("list", 0), ("check none.toml", 2)])
 def test_output_that_nobody_reads_is_no_error(line, status):
     """The exit status is the command's, also where the reader leaves before anything is written."""
     reading, writing = os.pipe()
@@ -726,62 +681,24 @@ def test_a_terminal_without_the_characters():
     assert b"D = A? B" in done.stdout
 
 
-def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*launch.interpreter(), "-m", "pblasmp", "matmul", "A.npy"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == (
-        "pblasmp: got A but no B: give two files, or none for random matrices. Try 'pblasmp matmul --help'\n"
-    )
+def test_what_bench_prints(capsys):
+    """Operations of all ranks by the time until all are done; which algorithm was taken of which shape."""
 
+    def row(case, algorithm="sum", path="sums"):
+        us = {"pblasmp": 1500.0, "ring": 1000.0}
+        about = {"flops": 3_000_000_000, "fastest_us": 1000.0, "left_out": "", "good": True}
+        return {"case": case, "us": us, "algorithm": algorithm, "path": path, **about}
 
-def test_rates_of_bench(capsys):
-    """Operations of all ranks by the time until all are done."""
-    from pblasmp.cli.bench import print_bench
-
-    row = {
-        "case": "8, 6, 4",
-        "flops": 3_000_000_000,
-        "us": {"pblasmp": 1500.0, "ring": 1000.0},
-        "fastest_us": 1000.0,
-        "algorithm": "sum",
-        "path": "",
-        "left_out": "",
-        "good": True,
-    }
-    sections = {"matmul_allreduce": [row]}
-    print_bench(
-        {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5, "sections": sections}, rate=True
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].split() == ["8,", "6,", "4", "2", "3"]
-    assert lines[-1] == "  pblasmp takes at most 1.50 times as long as the fastest algorithm"
-
-
-def test_bench_says_which_algorithm_was_taken_of_which_shape(capsys):
-    from pblasmp.cli.bench import print_bench
-
-    def row(case, algorithm, path):
-        return {
-            "case": case,
-            "us": {"pblasmp": 1.0},
-            "algorithm": algorithm,
-            "path": path,
-            "left_out": "",
-            "good": True,
-        }
-
-    rows = [row("8, 6, 4", "sum", "sums"), row("9, 6, 4", "push", "push"), row("10, 6, 4", "sum", "sums")]
+    rows = [row("8, 6, 4"), row("9, 6, 4", "push", "push"), row("10, 6, 4")]
     head = {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5}
     print_bench({**head, "sections": {"matmul_allreduce": rows}})
-    print_bench({**head, "sections": {"matmul_allreduce": rows[:1]}})
-    assert [
-        line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  pblasmp")
-    ] == [
+    print_bench({**head, "sections": {"matmul_allreduce": rows[:1]}}, rate=True)  # in TFLOP/s
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].split() == ["8,", "6,", "4", "2", "3"]
+    assert [line.strip() for line in lines if line.startswith("  pblasmp")] == [
         "pblasmp at 8, 6, 4 and at 10, 6, 4: sum, sums",
         "pblasmp at 9, 6, 4: push",
+        "pblasmp takes at most 1.50 times as long as the fastest algorithm",
         "pblasmp: sum, sums",
+        "pblasmp takes at most 1.50 times as long as the fastest algorithm",
     ]

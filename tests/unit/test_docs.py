@@ -71,11 +71,16 @@ def missing(*names: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_what_the_reference_names_is_there_before_anything_else_was_imported():
+def test_what_the_reference_names_is_there_before_anything_else_was_imported_and_nothing_else():
     pages = [page.read_text() for page in (DOCS / "api").glob("*.md")]
     names = {name for name in DOTTED.findall("\n".join(pages)) if not name.startswith(("torch.", "engines."))}
     assert {"problems.files.load_grid", "pblas.pdgemm", "Context"} <= names
-    assert missing(*sorted(names), "layout", "pblas", "tensor_parallel", "testing", "errors") == []
+    modules = "layout", "pblas", "tensor_parallel", "testing", "errors"
+    assert missing(*sorted(names), *modules, "nothing", "layout.nothing", "__main__") == [
+        "module 'pblasmp' has no attribute 'nothing'",
+        "module 'pblasmp.layout' has no attribute 'nothing'",
+        "module 'pblasmp' has no attribute '__main__'",
+    ]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -95,14 +100,6 @@ def test_signatures_that_a_page_writes_out_are_those_of_the_code(name, shown):
         for each in inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
     ]
     assert shown.replace('"', "'") == str(inspect.Signature(bare))
-
-
-def test_what_does_not_exist_is_an_attribute_error():
-    assert missing("nothing", "layout.nothing", "__main__") == [
-        "module 'pblasmp' has no attribute 'nothing'",
-        "module 'pblasmp.layout' has no attribute 'nothing'",
-        "module 'pblasmp' has no attribute '__main__'",
-    ]
 
 
 @pytest.fixture
@@ -244,7 +241,7 @@ def quoted(figures, monkeypatch, directory):
     readme, page = figures.readers(), (DOCS / "performance.md").read_text()
     for part in set(re.findall(r"_generated/(\w+)\.md", page)) - {
         "all_results"
-    }:  # which says of each how old it is
+    }:  # which says how old each is
         getattr(figures, part)()
     figures.charts(directory)
     assert readme
@@ -357,7 +354,7 @@ def test_every_environment_variable_is_on_the_page_of_the_command_line():
     read = set(re.findall(r"\bPBLASMP_[A-Z_]+", sources)) - {
         "PBLASMP_JOB",
         "PBLASMP_COMPLETE",
-    }  # set by pblasmp, click
+    }  # by pblasmp, click
     read = {name for name in read if not name.startswith("PBLASMP_PRELOAD_")} | {"PBLASMP_PRELOAD_MIN"}
     rows = re.findall(r"^\| (`.*?) \| ", (DOCS / "command-line.md").read_text(), re.MULTILINE)
     assert read == {name for row in rows for name in re.findall(r"`(PBLASMP_\w+)`", row)}
@@ -386,9 +383,8 @@ def test_completion_shows_what_the_reference_has():
     of_matrix = {
         name for cls in pb.DistributedMatrix.__mro__ for name in vars(cls) if not name.startswith("_")
     }
-    hidden = re.findall(r":exclude-members: (.*)$", (DOCS / "api" / "matrices.md").read_text(), re.MULTILINE)[
-        1
-    ]
+    page = (DOCS / "api" / "matrices.md").read_text()
+    _, hidden = re.findall(r":exclude-members: (.*)$", page, re.MULTILINE)
     assert shown[1] == (of_matrix | {"context"}) - set(hidden.split(", "))
 
 
@@ -405,24 +401,11 @@ def test_every_public_object_has_words_of_its_own(tmp_path):
             pb.plan("matmul_allreduce", x, x, ctx) as y,
         ):
             objects = [
-                *(ctx, ctx.comm, ctx.engine, ctx.engine.traits, a, d, d.grid, d.rows, pb.draw(d), file),
-                *(plan, plan.problem, plan.report(), *plan.report().algorithms.values(), plan.workspace),
-                *(
-                    lu,
-                    lu.problem,
-                    y,
-                    y.problem,
-                    Graph(lambda: None, a),
-                    pb.linalg.qr(a),
-                    pb.verify(a, a, None, a),
-                ),
-                *(
-                    pb.Level3Problem("syrk", d, d),
-                    pb.Epilogue("relu"),
-                    pb.Scales(a=1.0),
-                    plan.problem.traffic(),
-                ),
-            ]
+                ctx, ctx.comm, ctx.engine, ctx.engine.traits, a, d, d.grid, d.rows, pb.draw(d), file,
+                plan, plan.problem, plan.report(), *plan.report().algorithms.values(), plan.workspace,
+                lu, lu.problem, y, y.problem, Graph(lambda: None, a), pb.linalg.qr(a), pb.verify(a, a, None, a),
+                pb.Level3Problem("syrk", d, d), pb.Epilogue("relu"), pb.Scales(a=1.0), plan.problem.traffic(),
+            ]  # fmt: skip
             words = [repr(each) for each in objects]
     assert [text for text in words if re.search(r"<\S+ object at 0x", text)] == []
 

@@ -259,11 +259,6 @@ def other_tokens(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-def test_other_numbers_of_tokens(stand_in):
-    run_mpi(other_tokens, 2, path=stand_in(1000))
-
-
-@starts_ranks
 @pytest.mark.parametrize("ranks", [*only_long(1), 2, *only_long(4)])
 def test_repeated_calls(stand_in, ranks):
     run_mpi(repeated, ranks, path=stand_in(1000))
@@ -298,5 +293,6 @@ def out_of_order(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-def test_messages_without_events_are_seen(stand_in):
-    run_mpi(out_of_order, 2, path=stand_in(1000))
+@pytest.mark.parametrize("case", [other_tokens, out_of_order])
+def test_on_two_ranks(stand_in, case):
+    run_mpi(case, 2, path=stand_in(1000))

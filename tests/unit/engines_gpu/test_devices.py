@@ -76,16 +76,9 @@ def machines(comm: Any, path: str) -> Any:
         with here, machine(path, comm=comm, devices=["0000:01:00.0"]) as lib:
             found = find_device(wrap(comm))
             told = str(found) if isinstance(found, Exception) else None
-            yield (
-                case,
-                None if told == message or (message and told and told.startswith(message)) else f"{found}",
-            )
+            right = told == message or (message and told and told.startswith(message))
+            yield case, None if right else f"{found}"
             lib.assert_clean()
-
-
-@starts_ranks
-def test_gpus_of_machines_of_one_name(stand_in):
-    run_mpi(machines, 3, path=stand_in(1000))
 
 
 def settings(comm: Any, path: str) -> Any:
@@ -132,11 +125,6 @@ def settings(comm: Any, path: str) -> Any:
             lib.assert_clean()
 
 
-@starts_ranks
-def test_errors_name_the_variable_to_set(stand_in):
-    run_mpi(settings, 2, path=stand_in(1000))
-
-
 def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: str) -> str | None:
     error = None
     try:
@@ -155,11 +143,6 @@ def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: s
             return f"auto: {ctx.engine.name}: {ctx.engine.why}"
         ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, comm.size)))
     return None
-
-
-@starts_ranks
-def test_choices(stand_in):
-    run_mpi(choices, 3, path=stand_in(1000), old=stand_in(400))
 
 
 def communicators(comm: Any, path: str) -> Any:
@@ -190,8 +173,14 @@ def communicators(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-def test_communicators(stand_in):
-    run_mpi(communicators, 4, path=stand_in(1000))
+@pytest.mark.parametrize(("case", "nranks"), [(machines, 3), (settings, 2), (communicators, 4)])
+def test_on_ranks(stand_in, case, nranks):
+    run_mpi(case, nranks, path=stand_in(1000))
+
+
+@starts_ranks
+def test_choices(stand_in):
+    run_mpi(choices, 3, path=stand_in(1000), old=stand_in(400))
 
 
 def patience(comm: Any, path: str) -> Any:

@@ -133,11 +133,6 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
 
 
 @starts_ranks
-def test_every_layout(stand_in: Any) -> None:
-    run_mpi(everything, 3, path=stand_in(1000))
-
-
-@starts_ranks
 @pytest.mark.parametrize(("nranks", "per_node"), [(3, 1), (4, 2)])
 def test_every_layout_between_nodes(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch, nranks: int, per_node: int
@@ -175,17 +170,22 @@ def test_a_solve_by_inverses_is_as_accurate_as_lapack(
     assert not lib.gpu.faults
 
 
+def in_blocks(block: int, grid: pb.Grid | None = None) -> Any:
+    """Return the layout of matrices in square blocks, by default in whole columns."""
+
+    def layout(_: Any, shape: Any, size: int, dtype: str = "float64", **how: Any) -> Any:
+        return pb.MatrixDescriptor(shape, (block, block), grid or pb.Grid(1, size), dtype=dtype, order="F")
+
+    return layout
+
+
 def where_they_are(comm: Any, path: str) -> Any:
     """Matrices whose columns the ranks have whole: no element moves, whatever part of a block a panel is."""
     rng = np.random.default_rng(17)
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
             pairs = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
-
-            def layout(_: Any, shape: Any, size: int, block: int = block, **how: Any) -> Any:
-                dtype = how.get("dtype", "float64")
-                return pb.MatrixDescriptor(shape, (block, block), pb.Grid(1, size), dtype=dtype, order="F")
-
+            layout = in_blocks(block)
             with (
                 mock.patch.object(factor_cases, "layout", layout),
                 mock.patch.object(panel_shape, "ROUNDS", 0),
@@ -197,7 +197,7 @@ def where_they_are(comm: Any, path: str) -> Any:
                 moves = moved(ctx, layout(None, (n, n), ctx.size))
                 yield f"blocks of {block}", f"{moves} moves" if moves else None
         with panels_of(ctx, 2):  # so few wide blocks leave some ranks much more work than others
-            moves = moved(ctx, layout(None, (44, 44), ctx.size, 4))
+            moves = moved(ctx, in_blocks(4)(None, (44, 44), ctx.size))
             yield "too few blocks", None if moves else "nothing moves"
         with panels_of(ctx, 8):
             d = pb.MatrixDescriptor((40, 40), (8, 8), pb.Grid(1, ctx.size), order="F")
@@ -223,13 +223,7 @@ def on_process_rows(comm: Any, path: str) -> Any:
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
             for turn, (grid, (block, width)) in enumerate(in_turn(grids, ((3, 3), (4, 2), (9, 3)), keep=3)):
-
-                def layout(
-                    _: Any, shape: Any, size: int, block: int = block, grid: pb.Grid = grid, **how: Any
-                ) -> Any:
-                    dtype = how.get("dtype", "float64")
-                    return pb.MatrixDescriptor(shape, (block, block), grid, dtype=dtype, order="F")
-
+                layout = in_blocks(block, grid)
                 with (
                     mock.patch.object(factor_cases, "layout", layout),
                     mock.patch.object(GpuFactorOperations, "shared_width", width),
@@ -340,11 +334,6 @@ def solves_with_small_pivots(
         yield f"small pivots {dtype} {op} {columns}", None if worst < 20 else f"an error of {worst}"
 
 
-@starts_ranks
-def test_ranks_of_a_process_column_share_panels(stand_in: Any) -> None:
-    run_mpi(on_process_rows, 4, path=stand_in(1000))
-
-
 def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
     """How often factorizations in place, and solves with their factors, move the matrix."""
     a, b = ctx.from_function(lambda i, j: 4.0 * (i == j), d), ctx.zeros(d[:, :1])
@@ -353,11 +342,6 @@ def moved(ctx: pb.Context, d: pb.MatrixDescriptor) -> int:
         pb.linalg.lu_solve(pb.linalg.lu_factor(a, out=a), b, out=b)
         pb.linalg.qr(a, out=a)
     return sum(call.args[0].shape == d.shape for call in prepare.call_args_list)
-
-
-@starts_ranks
-def test_what_is_in_panels_stays_where_it_is(stand_in: Any) -> None:
-    run_mpi(where_they_are, 3, path=stand_in(1000))
 
 
 def test_the_first_factorization_may_be_in_a_thread_that_ends(ctx: Any) -> None:
@@ -459,11 +443,6 @@ def deliveries(comm: Any, path: str) -> Any:
             yield f"launches, {few}", None if found == wanted else f"{found}"
 
 
-@starts_ranks
-def test_large_panels_are_delivered(stand_in: Any) -> None:
-    run_mpi(deliveries, 2, path=stand_in(1000))
-
-
 SHARED_MEMORY = {
     "7.5": (64 << 10, (64, 64, 64, 32)),
     "8.0": (163 << 10, (128, 128, 128, 64)),
@@ -518,8 +497,11 @@ def little_shared_memory(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-def test_gpus_with_little_shared_memory(stand_in: Any) -> None:
-    run_mpi(little_shared_memory, 2, path=stand_in(1000))
+@pytest.mark.parametrize(("case", "nranks"), [
+    (everything, 3), (where_they_are, 3), (on_process_rows, 4), (deliveries, 2), (little_shared_memory, 2),
+])  # fmt: skip
+def test_on_ranks(stand_in: Any, case: Any, nranks: int) -> None:
+    run_mpi(case, nranks, path=stand_in(1000))
 
 
 @pytest.mark.parametrize(("shared_memory", "multiprocessors"), [(232448, 132), (101376, 84), (166912, 108)])

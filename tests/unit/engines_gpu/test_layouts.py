@@ -20,6 +20,10 @@ from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
+GRID = pb.Grid(1, 1)
+D = pb.MatrixDescriptor((6, 6), (2, 2), GRID, dtype="float32")
+OTHER = replace(D, block=(3, 2))
+
 
 def calls(comm: Any, path: str, count: int, between: bool = False) -> Any:
     with context(path, Multiplying, comm=comm) as (ctx, lib):
@@ -99,9 +103,20 @@ def local_names(comm: Any, path: str) -> Any:
         lib.gpu.assert_clean()
 
 
+def read_or_not(comm: Any, path: str) -> Any:
+    d = replace(D, grid=pb.Grid(1, comm.size))
+    with machine(path, Multiplying, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
+        a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(2, 3)))
+        for beta, moved in ((0, 0), (1, 1)):
+            with pb.plan(pb.matmul, a, a, c, out=ctx.zeros(d), beta=beta) as plan:
+                found = len(plan.report().moved), plan.report().algorithm
+            yield f"beta {beta}", None if found == (moved, "default") else f"{found}"
+
+
 @starts_ranks
-def test_local_names(stand_in):
-    run_mpi(local_names, 2, path=stand_in(1000))
+@pytest.mark.parametrize("case", [local_names, read_or_not])
+def test_on_two_ranks(stand_in, case):
+    run_mpi(case, 2, path=stand_in(1000))
 
 
 @starts_ranks
@@ -123,20 +138,14 @@ def test_pblas_names(stand_in, ranks):
     run_mpi(pblas_names, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
-GRID = pb.Grid(1, 1)
-D = pb.MatrixDescriptor((6, 6), (2, 2), GRID, dtype="float32")
-OTHER = replace(D, block=(3, 2))
-
-
 def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib):
     a, b = ctx.zeros(D), ctx.zeros(OTHER)
     with pb.plan(pb.matmul, a, b) as plan:
         verdicts = plan.report().algorithms
         assert (plan.report().algorithm, plan.report().moved) == ("gathered", ())
     found = pb.algorithms(pb.MatmulProblem(D, OTHER, D), ctx)
-    assert "cuBLASMp does not take these layouts: b: the rows of op(B) are in blocks of 3" in str(
-        found["default"]
-    )
+    words = "cuBLASMp does not take these layouts: b: the rows of op(B) are in blocks of 3"
+    assert words in str(found["default"])
     assert {name for name, verdict in found.items() if verdict.taken} == {"gathered"}
     assert {*verdicts} == {*found}
     with pb.plan(pb.matmul, a, b, algo="default") as plan:
@@ -160,18 +169,3 @@ def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
             pb.matmul(ctx.eye(D), x, epilogue=fused, **how)
     lib.assert_clean()
     lib.gpu.assert_clean()
-
-
-def read_or_not(comm: Any, path: str) -> Any:
-    d = replace(D, grid=pb.Grid(1, comm.size))
-    with machine(path, Multiplying, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
-        a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(2, 3)))
-        for beta, moved in ((0, 0), (1, 1)):
-            with pb.plan(pb.matmul, a, a, c, out=ctx.zeros(d), beta=beta) as plan:
-                found = len(plan.report().moved), plan.report().algorithm
-            yield f"beta {beta}", None if found == (moved, "default") else f"{found}"
-
-
-@starts_ranks
-def test_a_c_that_is_not_read_is_not_moved(stand_in: Any) -> None:
-    run_mpi(read_or_not, 2, path=stand_in(1000))

@@ -121,11 +121,6 @@ def lost_gpus(comm: Any, path: str) -> Any:
             sys.unraisablehook = hook
 
 
-@starts_ranks
-def test_a_lost_gpu_is_an_error_of_every_rank_and_nobody_waits_for_it(stand_in):
-    run_mpi(lost_gpus, 2, timeout=60, path=stand_in(1000))
-
-
 def rank_that_leaves(comm: Any, path: str) -> Any:
     """A rank that waits for its GPU hears that another has left, and its communicators are aborted, not destroyed."""
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
@@ -140,11 +135,6 @@ def rank_that_leaves(comm: Any, path: str) -> Any:
             yield "there", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
         ctx.close()
         yield "kept", "destroyed" if lib.of("Destroy") or lib.of("GridDestroy") else None
-
-
-@starts_ranks
-def test_a_rank_that_leaves_ends_the_waits_of_others(stand_in):
-    run_mpi(rank_that_leaves, 2, timeout=60, path=stand_in(1000))
 
 
 def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
@@ -196,11 +186,6 @@ def errors_of_nccl(comm: Any, path: str) -> Any:
             ctx.close()
 
 
-@starts_ranks
-def test_an_asynchronous_error_of_nccl_is_raised_by_every_rank(stand_in):
-    run_mpi(errors_of_nccl, 2, timeout=60, path=stand_in(1000))
-
-
 def half_of_a_first_run(comm: Any, path: str) -> Any:
     """A first run that fails on one rank only leaves the other's GPU waiting: the context cannot go on."""
     for failing in ([1], [0, 1]):
@@ -221,16 +206,9 @@ def half_of_a_first_run(comm: Any, path: str) -> Any:
             ctx.close()
 
 
-@starts_ranks
-def test_a_first_run_that_fails_on_some_ranks_only_breaks_the_context(stand_in):
-    run_mpi(half_of_a_first_run, 2, timeout=60, path=stand_in(1000))
-
-
 def memory_that_is_short(comm: Any, path: str) -> Any:
     """One rank lacks memory for values, messages or slabs: an error of every rank; the context stays usable."""
-    with (
-        context(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as (ctx, lib),
-    ):
+    with context(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as (ctx, lib):
         a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
         b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))
         file = Path(path).with_suffix(".npy")
@@ -272,17 +250,9 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
                 lib.gpu.refuses = None
                 if not comm.bcast(met, 1):
                     break
-                yield (
-                    f"{name}, {comm.bcast(met, 1)}",
-                    wrong(error, MemoryError, " bytes", "(on rank 1)"),
-                )
+                yield f"{name}, {comm.bcast(met, 1)}", wrong(error, MemoryError, " bytes", "(on rank 1)")
             yield f"{name}: in the end", error and repr(error)
             yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
-
-
-@starts_ranks
-def test_memory_that_one_rank_lacks_is_an_error_of_all_after_which_the_context_works(stand_in):
-    run_mpi(memory_that_is_short, 2, timeout=60, path=stand_in(1000))
 
 
 def rank_that_is_behind(comm: Any, path: str) -> Any:
@@ -297,11 +267,8 @@ def rank_that_is_behind(comm: Any, path: str) -> Any:
             lib.gpu.stuck = True
             plan()
         error = raised(ctx.engine.synchronize if comm.rank == 0 else ctx.close)
-        words = (
-            "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context",
-            "has not begun",
-        )
-        yield "behind", wrong(error, pb.ClosedError, *words)
+        waiting = "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context"
+        yield "behind", wrong(error, pb.ClosedError, waiting, "has not begun")
         ctx.close()
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
@@ -313,11 +280,6 @@ def rank_that_is_behind(comm: Any, path: str) -> Any:
         error = raised(ctx.engine.synchronize)
         error = error or raised(ctx.close)
         yield "slow", error and repr(error)
-
-
-@starts_ranks
-def test_a_rank_that_is_a_run_behind_and_waits_elsewhere_is_found(stand_in):
-    run_mpi(rank_that_is_behind, 2, timeout=60, path=stand_in(1000))
 
 
 def break_off(ctx: pb.Context) -> None:
@@ -367,9 +329,16 @@ def another_context(comm: Any, path: str) -> Any:
             yield "CPU ranks", None if ctx.eye((4, 4), block=2).sum() == 4 else "wrong"
 
 
+CASES = [
+    lost_gpus, rank_that_leaves, errors_of_nccl, half_of_a_first_run, memory_that_is_short, rank_that_is_behind,
+    another_context,
+]  # fmt: skip
+
+
 @starts_ranks
-def test_after_a_broken_context_the_next_one_finds_memory_and_a_gpu_without_its_work(stand_in):
-    run_mpi(another_context, 2, timeout=60, path=stand_in(1000))
+@pytest.mark.parametrize("case", CASES)
+def test_who_waits_hears_the_cause_and_no_wait_is_for_ever(stand_in, case):
+    run_mpi(case, 2, timeout=60, path=stand_in(1000))
 
 
 # -- one rank

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +13,6 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
 from pblasmp.engines.gpu.push.pushed_product import Pushed, conjugated_first
-from pblasmp.engines.gpu.runtime.gpu_runtime import Turns
-from pblasmp.engines.gpu.runtime.graphs import Recordings
-from pblasmp.engines.product import Bound, Product
-from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.layouts import random_product
 from tests.helpers.slow import draws, in_turn
@@ -203,74 +195,3 @@ def test_what_need_not_be_packed_travels_first(grid, ops):
     assert not any(part.packed for part in case.plan.slabs[1 - second].parts(1))
     assert any(part.packed for part in case.plan.slabs[second].parts(1))
     assert names.index("copy") < names.index("move")
-
-
-class Cupy:
-    """Streams that record."""
-
-    def __init__(self) -> None:
-        self.launched, self.graphs = 0, weakref.WeakSet()
-        stream = SimpleNamespace(begin_capture=lambda mode: None, end_capture=self._graph, use=lambda: None)
-        runtime = SimpleNamespace(streamCaptureModeRelaxed="relaxed")
-        self.cuda = SimpleNamespace(
-            Stream=lambda non_blocking: stream, runtime=runtime, get_current_stream=lambda: stream
-        )
-
-    def _graph(self) -> Any:
-        graph = Graph(self)
-        self.graphs.add(graph)
-        return graph
-
-
-class Graph:
-    """What a stream has recorded."""
-
-    def __init__(self, cupy: Cupy) -> None:
-        self._cupy = cupy
-
-    def launch(self) -> None:
-        self._cupy.launched += 1
-
-
-def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
-    cupy = Cupy()
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    arena = SimpleNamespace(generation=1, keep_for=lambda *recorded: None, noting=nullcontext)
-    runtime = SimpleNamespace(
-        recording=cupy.cuda.get_current_stream(),
-        relaxed="relaxed",
-        follow_stream=lambda: None,
-        capturing=False,
-        turns=Turns(),
-        arena=arena,
-    )
-    recordings, queued = Recordings(runtime), []
-
-    class Counted(Product):
-        replays, graphs = True, recordings
-
-        def _queue(self, operands: Operands) -> None:
-            queued.append(operands)
-
-    product = Counted()
-    one, other = (product.bind(Operands(None, None, None, None)) for _ in range(2))
-
-    def counts(bound: Bound) -> tuple[int, int]:
-        bound.run()
-        return len(queued), cupy.launched
-
-    assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
-    assert counts(other) == (3, 2)
-    assert counts(one) == (3, 3)  # each has its own graph
-    arena.generation = 2
-    assert counts(one) == (4, 4)  # recorded anew
-    one.release()
-    assert len(cupy.graphs) == 0  # the graph goes with the arrays whose addresses it holds
-    assert [counts(other) for _ in range(2)] == [(5, 5), (5, 6)]
-    runtime.capturing = True
-    assert counts(other) == (6, 6)  # into the graph that is recorded
-    runtime.capturing = False
-    recordings.close()
-    assert counts(other) == (7, 7)  # recorded anew
-    product.run(Operands(None, None, None, None))
-    assert (len(queued), cupy.launched) == (8, 7)

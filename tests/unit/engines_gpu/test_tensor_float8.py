@@ -111,11 +111,6 @@ def test_what_is_refused(nranks, stand_in):
     run_mpi(refused, nranks, path=stand_in(1000))
 
 
-@starts_ranks
-def test_messages(stand_in):
-    run_mpi(messages, 2, path=stand_in(1000))
-
-
 @pytest.fixture
 def scaling(alone, stand_in):
     with machine(stand_in(1000), Scaling) as lib:
@@ -217,10 +212,8 @@ def before_ada(comm: Any, path: str) -> Any:
                         yield f"{form} {name}", refused
             problem = float8.problem("gemm", p, (E4, E4, "bfloat16"), "C")
             a, b = ctx.zeros(problem.a), ctx.zeros(problem.b)
-            yield (
-                "matmul",
-                agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push"),
-            )
+            refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push")
+            yield "matmul", refused
             with pb.plan(pb.matmul, a, b, op_b="T") as plan:
                 yield "matmul auto", None if plan.report().algorithm == "gathered" else str(plan.report())
         yield "cuBLASLt", None if lib.gpu.lt.calls else "is not asked"
@@ -229,5 +222,6 @@ def before_ada(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-def test_gpus_before_compute_capability_8_9(stand_in):
-    run_mpi(before_ada, 2, path=stand_in(1000))
+@pytest.mark.parametrize("case", [messages, before_ada])
+def test_on_two_ranks(case, stand_in):
+    run_mpi(case, 2, path=stand_in(1000))

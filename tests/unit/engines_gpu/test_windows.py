@@ -352,35 +352,43 @@ def test_what_cupy_keeps_is_given_back_where_little_is_free(machine):
     assert machine.log.index(("pool emptied",)) < machine.log.index(("allocated", 1000))
 
 
-def test_peers_that_cannot_be_reached(machine):
-    machine.unreachable = True
-    assert machine.open() == ("NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory")
-    assert machine.log[-1][0] == "freed"
+UNREACHABLE = "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory"
+TOLD = "rank 1 cannot reach rank 0's GPU memory (on rank 1)"
 
 
-def test_a_null_window_is_none(machine):
-    """Nodes that no NVLink connects: NCCL reports a success. It is asked for no address then."""
-    machine.null = True
-    assert machine.open() == "NCCL has no window over all ranks: NCCL gave rank 0 a null window"
-    assert machine.log[-1][0] == "freed"
+@pytest.mark.parametrize(("how", "nodes", "tried", "why"), [
+    ({"unreachable": True}, [(0, 1)], True, UNREACHABLE),
+    ({"unreachable": True}, [(0,), (1,)], True, f"{UNREACHABLE}; every rank is alone on its node"),
+    ({"refusals": {4: UnsupportedError(TOLD)}}, [(0, 1)], True, f"NCCL has no window over all ranks: {TOLD}"),
+    # nodes that no NVLink connects: NCCL reports a success, and is asked for no address then
+    ({"null": True}, [(0, 1)], True, "NCCL has no window over all ranks: NCCL gave rank 0 a null window"),
+    ({"deaf": True}, [(0, 1)], False, "rank 0's GPU cannot reach rank 1's (no peer access)"),
+    ({}, [(0,)], False, "one rank has no peers"),
+    ({}, [tuple(range(65))], False, "barriers take 64 ranks, not 65"),
+])  # fmt: skip
+def test_why_there_are_no_windows(machine, how, nodes, tried, why):
+    vars(machine).update(how)
+    assert machine.open(*nodes) == why
+    assert [what[0] for what in machine.log][-1:] == ["freed"] * tried, "what was registered is given back"
+
+
+@pytest.mark.parametrize(("nodes", "members"), [
+    ([tuple(range(64))], 64),
+    ([tuple(range(i, i + 8)) for i in range(0, 72, 8)], 8),  # 72 GPUs: one domain for each node
+    ([(0, 1), (2,)], 3),
+    ([(0, 1), (2, 3)], 4),  # NCCL lets ranks of several nodes reach each other
+])  # fmt: skip
+def test_the_ranks_of_a_domain(machine, nodes, members):
+    windows = machine.open(*nodes)
+    assert windows.members == tuple(range(members))
+    assert windows.size == members
+    assert (("split", 0) in machine.log) == (members == 8)
 
 
 def test_variables_that_switch_windows_off_are_named(machine, monkeypatch):
     machine.null = "0"
     monkeypatch.setenv("NCCL_WIN_ENABLE", "0")
     assert machine.open().endswith("a null window, as NCCL_WIN_ENABLE=0 asks for")
-
-
-def test_gpus_without_peer_access_have_no_windows(machine):
-    machine.deaf = True
-    assert machine.open() == "rank 0's GPU cannot reach rank 1's (no peer access)"
-    assert not machine.log, "nothing is registered"
-
-
-def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
-    machine.refusals[4] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
-    assert "rank 1 cannot reach rank 0's" in machine.open()
-    assert machine.log[-1][0] == "freed"
 
 
 def test_a_first_barrier_that_fails_on_another_rank(machine):
@@ -393,17 +401,6 @@ def test_a_first_barrier_that_fails_on_another_rank(machine):
 def test_nccl4py_may_be_too_old(machine, monkeypatch):
     monkeypatch.delattr(sys.modules["nccl.core"], "RegisteredWindowHandle")
     assert "nccl4py 0.4 or later" in machine.open()
-
-
-def test_one_rank_has_no_peers(machine):
-    assert machine.open((0,)) == "one rank has no peers"
-
-
-def test_ranks_of_several_nodes_that_nccl_lets_reach_each_other_are_one_domain(machine):
-    windows = machine.open((0, 1), (2, 3))
-    assert isinstance(windows, Windows)
-    assert windows.members == (0, 1, 2, 3)
-    assert ("split", 0) not in machine.log
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -427,24 +424,6 @@ def test_each_node_is_a_domain_if_windows_end_there(machine, by_hand):
     windows.raise_flag(stream, 2, 1)
     assert machine.log == [("copy", flags.peers[2] + at[0] - 2 * 4 * 2, 4, 9)]
     assert flags.nbytes == 4 * (2 * (2 + 2) + FLAGS * 2)
-
-
-@pytest.mark.parametrize(("nodes", "found"), [
-    ([tuple(range(64))], 64),
-    ([tuple(range(65))], "barriers take 64 ranks, not 65"),
-    ([tuple(range(i, i + 8)) for i in range(0, 72, 8)], 8),  # 72 GPUs: one domain for each node
-    ([(0, 1), (2,)], 3),
-])  # fmt: skip
-def test_how_many_gpus_are_in_a_domain(machine, nodes, found):
-    windows = machine.open(*nodes)
-    assert (windows if isinstance(windows, str) else windows.size) == found
-
-
-def test_ranks_that_are_all_alone_on_their_nodes_reach_nobody(machine):
-    machine.unreachable = True
-    assert machine.open((0,), (1,)) == (
-        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory; every rank is alone on its node"
-    )
 
 
 @pytest.mark.parametrize("nodes", [[(0, 1), (2,)], [(0,), (1, 2)]])
@@ -542,10 +521,8 @@ def two_domains(comm: Any, path: str) -> Any:
         with pb.Context(comm, engine="cublasmp") as ctx:
             gpu, transport = ctx.engine.session.gpu, ctx.engine.transport
             mine = {0, 1} if comm.rank < 2 else {*range(2, comm.size)}
-            yield (
-                "members",
-                None if set(gpu.windows.members) == transport.near == mine else str(transport.near),
-            )
+            alike = set(gpu.windows.members) == transport.near == mine
+            yield "members", None if alike else str(transport.near)
             d = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid.squarest(comm.size), dtype="float32")
             for problem, refused in (
                 (pb.MatmulProblem(a=d, b=d, d=d), "push"),
@@ -582,10 +559,8 @@ def no_graphs(ctx: pb.Context, gpu: Any, a: pb.DistributedMatrix, x: Any) -> Ite
             launched = len(gpu.did("graph launched"))
             graph.replay()
             more = len(gpu.did("graph launched")) - launched
-            yield (
-                f"{algo}: asked for",
-                None if more == 1 == len(gpu.did("capture ends")) else f"{more} launched",
-            )
+            once = more == 1 == len(gpu.did("capture ends"))
+            yield f"{algo}: asked for", None if once else f"{more} launched"
         del gpu.events[:]
     for _ in range(6):
         pb.matmul_allreduce(x, x, ctx, algo="push" if ctx.size == 4 else "nccl")
@@ -632,12 +607,8 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
                 for algo in ("push", "default"):
                     why = found[algo].why
                     yield f"{name}: {algo}", None if words[name] in why and not found[algo].applies else why
-            asked = {call.name for call in lib.calls} & {
-                "cublasMpBufferRegister",
-                "cublasMpMatmul",
-                "cublasMpGemr2D",
-            }
-            yield f"{name}: cuBLASMp", None if not asked else f"{asked}"
+            asked = [each for each in ("BufferRegister", "Matmul", "Gemr2D") if lib.of(each)]
+            yield f"{name}: cuBLASMp", f"{asked}" if asked else None
             lib.assert_clean()
             lib.gpu.assert_clean()
 
