@@ -50,8 +50,7 @@ LINALG = {
 }  # fmt: skip
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+SOURCES, BENCHMARKS = (sorted(folder.rglob("*.py")) for folder in (PACKAGE, ROOT / "benchmarks"))
 
 
 def module_of(path: Path) -> str:
@@ -66,7 +65,7 @@ def imports_of(path: Path) -> Iterator[str]:
         yield within if within in MODULES or (module == "os" and name) else module
 
 
-MODULES = {module_of(path): path for path in sources()}
+MODULES = {module_of(path): path for path in SOURCES}
 
 
 def test_imports_go_one_way():
@@ -160,8 +159,7 @@ def module_named(path):
     line = re.search(r'^"""(.*)', path.read_text(encoding="utf-8"), re.MULTILINE)
     named = re.search(r"[\w/]+\.py\b", line[1]) if line else None
     name = named[0] if named else path.name.removeprefix("test_")
-    files = [*sources(), *(ROOT / "benchmarks").rglob("*.py")]
-    return next((each for each in files if f"{each}".endswith(f"/{name}")), None)
+    return next((each for each in (*SOURCES, *BENCHMARKS) if f"{each}".endswith(f"/{name}")), None)
 
 
 def private_elsewhere(path, of_package):
@@ -175,7 +173,7 @@ def private_elsewhere(path, of_package):
 
 def test_private_names_are_read_in_tests_of_their_module_alone(tmp_path):
     """Also in texts, but for the numbers of the docs, and the names below."""
-    of_package = {name for path in sources() for name in defined(path) if re.match("_[a-zA-Z]", name)}
+    of_package = {name for path in SOURCES for name in defined(path) if re.match("_[a-zA-Z]", name)}
     folder = ROOT / "tests" / "unit"
     found = {path.name: private_elsewhere(path, of_package) for path in folder.rglob("test_*.py")}
     del found["test_doc_numbers.py"], found["test_architecture.py"]
@@ -235,15 +233,15 @@ for engine in ("host", "auto"):
 
 def test_no_two_classes_have_one_name():
     """So that a search for the name finds the class; an underscore makes no other name."""
-    named = Counter(name.lstrip("_") for path in sources() for name in source(path).classes)
+    named = Counter(name.lstrip("_") for path in SOURCES for name in source(path).classes)
     assert {name for name, count in named.items() if count > 1} == set()
 
 
 def test_no_class_is_only_the_base_of_one_other():
     """It is the upper half of that class. One that is made somewhere, or is the type of something, is more."""
-    derived = Counter(base for path in sources() for base in source(path).bases)
-    classes = {name for path in sources() for name in source(path).classes if derived[name] == 1}
-    for path in sources():
+    derived = Counter(base for path in SOURCES for base in source(path).bases)
+    classes = {name for path in SOURCES for name in source(path).classes if derived[name] == 1}
+    for path in SOURCES:
         text = path.read_text()
         if any(name in text for name in classes):
             tree = ast.parse(text)
@@ -256,7 +254,7 @@ def test_no_class_is_only_the_base_of_one_other():
 
 def test_no_two_modules_have_one_name():
     """So that a search for the name finds the module."""
-    named = Counter(path.name for path in sources() if path.name != "__init__.py")
+    named = Counter(path.name for path in SOURCES if path.name != "__init__.py")
     assert {name for name, count in named.items() if count > 1} == set()
 
 

@@ -191,11 +191,6 @@ def test_a_launch_is_placed_at_real_addresses(monkeypatch):
         assert rest == [np.int32(2).tobytes(), np.float64(-1.5).tobytes()]
 
 
-def test_c_is_not_read_without_beta(cupy, kernels):
-    kernels.add(STREAM, [view("float64")], [view("float64")], c=view("float64", at=0x5000))
-    assert int(cupy.launches[0][2][7]) == 0
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128", "float8_e4m3fn"])
 def test_a_sum_of_no_parts_is_c_and_bias(cupy, kernels, dtype):
     """Without an operand that is not read having a type that the kernel cannot read."""

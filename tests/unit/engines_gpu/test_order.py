@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Side
 from pblasmp.engines.composite import ExchangeMove
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
@@ -69,46 +68,6 @@ def test_a_buffer_is_replaced_and_the_host_waits_for_nothing(ctx, lib):
     assert gpu.scratch("partial", 50) == first
     gpu.scratch("partial", 200)
     assert not lib.gpu.did("synchronize")
-
-
-@pytest.mark.parametrize("algo", ["gathered", "panels", "push", "default"])
-def test_products_on_several_streams_take_turns(ctx, lib, algo):
-    """They share workspaces and buffers, also where all operands are multiplied in place."""
-    a, b = ctx.zeros(D), ctx.zeros(D)
-    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
-    with pb.plan(pb.matmul, a, b, algo=algo) as plan:
-        for stream in streams:
-            with stream:
-                plan(a=a)
-        lib.gpu.events.clear()
-        for i in (0, 1, 0):
-            with streams[i]:
-                plan(a=a)
-            before = streams[1 - i].ptr
-            waited = lib.gpu.did("wait")
-            assert (streams[i].ptr, before) in waited, waited
-            lib.gpu.events.clear()
-
-
-@pytest.mark.parametrize(
-    ("call", "algo"),
-    [(pb.matmul, "gathered"), (pb.matmul, "push"), (pb.blas.trsm, "gathered"), (pb.blas.trsm, "panels")],
-)
-def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, call, algo):
-    a, b = ctx.eye(D), ctx.zeros(D)
-    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
-    with pb.plan(call, a, b, algo=algo) as plan, pb.plan(pb.matmul, b, a, algo="gathered") as between:
-        for run in range(4):  # the first as it is, the second records
-            with other:
-                between(a=b)
-            lib.gpu.events.clear()
-            with stream:
-                plan()
-            begins = [event[0] for event in lib.gpu.events].index("wait")
-            assert lib.gpu.did("wait")[0] == (stream.ptr, other.ptr), run
-            launched = [i for i, event in enumerate(lib.gpu.events) if event[0] == "graph launched"]
-            assert len(launched) == (run > 0), run
-            assert all(begins < i for i in launched)
 
 
 @pytest.mark.parametrize("algo", ["push", "gathered", "panels", "default"])
@@ -238,34 +197,6 @@ def test_moves_run_beside_the_product_before(ctx, lib, monkeypatch):
         order.use("third")
     order.use("third")
     assert len(order.faults) == 2
-
-
-def test_exchanges_on_several_streams_take_turns(ctx, lib):
-    """They share boxes and flags."""
-    transport, side = ctx.engine.transport, Side.of(D)
-    exchange = transport.exchange(side, side, D.dtype)
-    a, b = ctx.zeros(D), ctx.zeros(D)
-    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
-    for i in (0, 1, 0):
-        lib.gpu.events.clear()
-        with streams[i]:
-            transport.start_exchange(exchange, {0: a.local}, {0: b.local}).finish()
-        assert i == 0 or lib.gpu.did("wait") == [(streams[i].ptr, streams[1 - i].ptr)]
-    assert lib.gpu.did("wait") == [(streams[0].ptr, streams[1].ptr)]
-
-
-def test_a_graph_is_replayed_behind_what_other_streams_have(ctx, lib):
-    a, b = ctx.zeros(D), ctx.zeros(D)
-    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
-    with pb.plan(pb.matmul, a, b, algo="push") as plan:
-        with stream:
-            graph = plan.graph()
-            plan()
-        lib.gpu.events.clear()
-        with other:
-            graph.replay()
-        assert [event[0] for event in lib.gpu.events] == ["wait", "SetStream", "graph launched"]
-        assert lib.gpu.did("wait") == [(other.ptr, stream.ptr)]
 
 
 def test_symmetric_memory_is_used_again_when_all_work_is_done(ctx, lib):

@@ -324,10 +324,6 @@ def test_the_workspace_is_all_that_is_reserved(form, name):
         assert told == sum(reserved) + {"one_kernel": 0, "ring": 2}.get(name, 1) * WORKSPACE_BYTES
 
 
-def test_sums_inside_the_product_are_for_two():
-    assert {"ring"} == PAIRS
-
-
 def test_every_algorithm_is_under_its_name():
     for form, algorithms in PRODUCTS.items():
         assert all((a.form, a.name) == (form, name) for name, a in algorithms.items())
