@@ -172,7 +172,9 @@ def _load(path: Path, mode: int) -> ctypes.CDLL:
     dl.dlopen.restype, dl.dlerror.restype = ctypes.c_void_p, ctypes.c_char_p
     handle = dl.dlopen(os.fsencode(path), mode)
     if not handle:
-        raise LibraryNotFoundError(os.fsdecode(dl.dlerror() or b"cannot open the library: ") or str(path))
+        why = os.fsdecode(dl.dlerror() or b"the loader does not say why")
+        hint = ": add the folder where that is to LD_LIBRARY_PATH" if _MISSING.search(why) else ""
+        raise LibraryNotFoundError(f"{path} cannot be opened: {why}{hint}")
     return ctypes.CDLL(str(path), handle=handle)
 
 
