@@ -221,8 +221,13 @@ def _bounded(s: Session, symbol: str, held: Held, other: Any) -> None:
             s.tame(each, most)
 
 
-def _operand(s: Session, held: Held, other: int, seed: int, number: int | None) -> tuple[Any, Any, Any]:
+def _operand(s: Session, held: Held, other: int, seed: int, number: Any) -> tuple[Any, Any, Any]:
     """Return what is added: what ``tame`` takes, what pblasmp takes, what NumPy takes."""
+    if isinstance(number, str):
+        m, n = held.whole.shape
+        vector = integers((m, 1) if number == "column" else (1, n), held.whole.dtype, seed, 2)
+        vector = vector.astype(held.whole.dtype)
+        return vector, vector, vector
     if number is not None:
         return number, number, np.array(number).astype(held.whole.dtype)
     found = s.find(other, lambda x: x.whole.shape == held.whole.shape and x.whole.dtype == held.whole.dtype)
@@ -231,13 +236,14 @@ def _operand(s: Session, held: Held, other: int, seed: int, number: int | None) 
 
 
 _OPERANDS: dict[str, Any] = {
-    "of": Draw.slot, "other": Draw.slot, "seed": Draw.seed, "symbol": Draw.of(*SYMBOLS), "number": Draw.of(None, 2, -1),
+    "of": Draw.slot, "other": Draw.slot, "seed": Draw.seed, "symbol": Draw.of(*SYMBOLS),
+    "number": Draw.of(None, 2, -1, "row", "column"),
 }  # fmt: skip
 
 
 @call(4, **_OPERANDS, to=Draw.slot)
-def arithmetic(s: Session, of: int, other: int, seed: int, symbol: str, number: int | None, to: int) -> None:
-    """A sum, difference or product, element by element, with a matrix or a number."""
+def arithmetic(s: Session, of: int, other: int, seed: int, symbol: str, number: Any, to: int) -> None:
+    """A sum, difference or product, element by element, with a matrix, a number or a vector."""
     held = s.pick(of, lambda held: held.arithmetic)
     operand, given, values = _operand(s, held, other, seed, number)
     _bounded(s, symbol, held, operand)
@@ -245,7 +251,7 @@ def arithmetic(s: Session, of: int, other: int, seed: int, symbol: str, number: 
 
 
 @call(5, **_OPERANDS)
-def in_place(s: Session, of: int, other: int, seed: int, symbol: str, number: int | None) -> None:
+def in_place(s: Session, of: int, other: int, seed: int, symbol: str, number: Any) -> None:
     """The same in place."""
     held = s.pick(of, lambda held: held.arithmetic)
     operand, given, values = _operand(s, held, other, seed, number)
