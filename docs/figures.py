@@ -69,6 +69,7 @@ TITLES = {
     "tensor_parallel": "Tensor-parallel products: ",
     "tensor_parallel-hosts": "Tensor-parallel products between hosts: ",
     "layers": "Tensor-parallel products as users call them",
+    "hosts-layers": "Tensor-parallel products as users call them, between hosts",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
     "predict": "Predictions and measurements",
