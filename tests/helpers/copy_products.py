@@ -51,7 +51,9 @@ def problem(
 
 def product(gpu: Any, name: str, p: ParallelProblem, options: Options, *, beside_others: bool = False) -> Any:
     """Return a product on a GPU without a context, and whose process has other communicators or none."""
-    runtime = SimpleNamespace(queueing=lambda what: nullcontext(), beside_others=lambda: beside_others)
+    runtime = SimpleNamespace(
+        queueing=lambda what: nullcontext(), beside_others=lambda: beside_others, others_of_late=beside_others
+    )
     session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=SimpleNamespace(take_largest=lambda amax: None))
     return PRODUCTS[p.form][name](session, p, options)
 

@@ -300,20 +300,39 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
     assert launched == [40 - left]
 
 
-@pytest.mark.parametrize(("ranks", "beside_others", "options", "refused"), [
-    (4, True, Options(), True), (4, False, Options(), False), (2, True, Options(), False),
-    (4, True, Options(comm_sms=40), False), (4, True, Options(algo="one_kernel"), False),
+@pytest.mark.parametrize(("ranks", "outputs", "beside_others", "options", "refused"), [
+    (4, 48, True, Options(), True), (4, 48, False, Options(), False), (3, 48, True, Options(), True),
+    (2, 48, True, Options(), False), (2, 1 << 30, True, Options(), True), (2, 1 << 30, False, Options(), False),
+    (4, 48, True, Options(comm_sms=40), False), (4, 48, True, Options(algo="one_kernel"), False),
 ])  # fmt: skip
-def test_auto_does_not_shut_out_other_communicators(ranks, beside_others, options, refused):
-    """On more than three GPUs, where PyTorch has some: whoever takes the kernel there says how much it leaves."""
+def test_auto_does_not_shut_out_other_communicators(ranks, outputs, beside_others, options, refused):
+    """Where PyTorch has some, whoever takes the kernel says how much it leaves, but for small products of two GPUs."""
     gpu = Peers(ranks, multiprocessors=132).gpus[0]
     runtime = SimpleNamespace(size=ranks, beside_others=lambda: beside_others)
     engine = SimpleNamespace(session=SimpleNamespace(gpu=gpu, runtime=runtime, why_no_gpu=""))
-    parts = {"tokens": (8,) * ranks, "outputs": (48,), "inputs": (8,) * ranks}
+    parts = {"tokens": (8,) * ranks, "outputs": (outputs,), "inputs": (8,) * ranks}
     p = problem("matmul_reduce_scatter", ranks, parts, HALF)
     why = CopyMethod(PRODUCTS["matmul_reduce_scatter"]["one_kernel"]).refusal(engine, p, options, None)
     assert ("comm_sms= says how many" in why) is refused
     assert bool(why) is refused
+
+
+def test_other_sizes_beside_other_communicators(small, monkeypatch):
+    """A product is resized without a vote while what was left to others, and the rule, are the same."""
+
+    def of(outputs: int) -> Any:
+        parts = {"tokens": (8, 8), "outputs": (outputs,), "inputs": (8, 8)}
+        return problem("matmul_reduce_scatter", 2, parts, HALF)
+
+    gpus = Peers(2, multiprocessors=132).gpus
+    made, _ = (product(each, "one_kernel", of(96), Options(), beside_others=True) for each in gpus)
+    monkeypatch.setattr(type(made), "covered", True)  # by symmetric memory
+    assert made.resized(of(48)) is not None
+    monkeypatch.setitem(algorithms._BESIDE_OTHERS, 2, of(32).flops)
+    assert made.resized(of(32)) is not None
+    assert made.resized(of(48)) is None
+    made._session.runtime.others_of_late = False
+    assert made.resized(of(32)) is None
 
 
 def test_some_multiprocessor_must_be_left_for_the_kernel():

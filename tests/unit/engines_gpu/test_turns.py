@@ -401,37 +401,25 @@ def left_by(form: str, ranks: int, sizes: tuple[int, int, int], *, beside_others
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_beside_another_communicator_multiprocessors_are_left(order, form, monkeypatch):
+def test_beside_another_communicator_multiprocessors_are_left(order, form, ranks, monkeypatch):
     """So that all end, whatever the GPUs begin with; without them, some do not."""
     kernel = SimpleNamespace(sums=form != "matmul_allgather", gives=False)
     monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
     monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
     sizes, ends = (4096, 7168, 8192), {}
     for beside_others in (False, True):
-        left = left_by(form, 4, sizes, beside_others=beside_others)
+        left = left_by(form, ranks, sizes, beside_others=beside_others)
         blocks = MULTIPROCESSORS - left
-        share, cluster = cut(form, 4, sizes, blocks)
+        share, cluster = cut(form, ranks, sizes, blocks)
         ends[beside_others] = set()
-        for clusters, first in ((8, {0}), (8, {0, 1, 2})):
-            model = Model(order(form, 4, cluster), form, share, blocks, left, [["A"]] * 4)
+        for clusters, first in ((8, {0}), (8, set(range(ranks - 1)))):
+            model = Model(order(form, ranks, cluster), form, share, blocks, left, [["A"]] * ranks)
             ends[beside_others].add(model.run(Nccl(model, clusters, first).go_on))
+    assert left > 0
     assert ends[True] == {True}
-    assert form != "matmul_allreduce" or False in ends[False]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_two_gpus_let_other_communicators_in(order, form, monkeypatch):
-    """Blocks that are done leave room: then none is left in advance."""
-    kernel = SimpleNamespace(sums=form != "matmul_allgather", gives=False)
-    monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
-    monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
-    sizes = 4096, 7168, 8192
-    assert left_by(form, 2, sizes, beside_others=True) == 0
-    share, cluster = cut(form, 2, sizes, MULTIPROCESSORS)
-    for clusters, first in ((8, {0}), (8, {1}), (8, {0, 1}), (2, {0})):
-        model = Model(order(form, 2, cluster), form, share, MULTIPROCESSORS, 0, [["A"]] * 2)
-        assert model.run(Nccl(model, clusters, first).go_on)
+    assert form != "matmul_allreduce" or ranks == 2 or False in ends[False]
 
 
 def test_of_which_gpus_the_ranks_speak(monkeypatch):

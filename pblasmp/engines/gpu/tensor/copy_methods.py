@@ -22,7 +22,7 @@ from ..session import session_of
 from ..types import carried, compute_type
 from . import PRODUCTS
 from .base import CopyProduct
-from .one_kernel_products import HOPPER, by_mma, may_shut_out
+from .one_kernel_products import HOPPER, by_mma, pays_beside_others
 
 Array = Any
 
@@ -126,7 +126,7 @@ def _why_not(
     except PblasmpError as error:
         return str(error)
     by_rule = kind.name == "one_kernel" and options.algo == "auto" and options.comm_sms is None
-    if not why and by_rule and may_shut_out(session):
+    if not why and by_rule and not pays_beside_others(p) and session.runtime.beside_others():
         return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
     return why
 

@@ -49,8 +49,9 @@ _LEFT = 26
 """Multiprocessors left to other communicators, a fifth of the GPU. NCCL's blocks come in clusters of four on Hopper,
 which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
 has four multiprocessors left if more than three of each are."""
-_LETS_IN = 3, 132
-"""Up to so many GPUs, of so many multiprocessors, none has to be left: blocks that are done let others in."""
+_BESIDE_OTHERS = {2: 1.2e11}
+"""By the ranks: operations up to which other algorithms take 1.2 times as long or more, so that this kernel is about as
+fast as they are without a fifth of the multiprocessors: calculated from benchmarks/results/one_kernel-2-gpus.json."""
 _ALIGN = 16  # bytes
 HOPPER = 90
 """Its compute capability."""
@@ -63,18 +64,9 @@ def by_mma(capability: int) -> bool:
     return capability != HOPPER
 
 
-def may_shut_out(session: Session) -> bool:
-    """Return whether kernels of other communicators may wait for ever next to this one, unless it leaves them room.
-
-    Collective over the context.
-    """
-    return _leaves_none(session.gpu) and session.runtime.beside_others()
-
-
-def _leaves_none(gpu: Gpu) -> bool:
-    """Return whether this kernel may take all multiprocessors that others need. Local."""
-    ranks, enough = _LETS_IN
-    return gpu.size > ranks or gpu.multiprocessors < enough
+def pays_beside_others(p: ParallelProblem) -> bool:
+    """Return whether this kernel is taken by rule although it leaves multiprocessors to other communicators. Local."""
+    return p.flops <= _BESIDE_OTHERS.get(p.size, 0)
 
 
 @dataclass(slots=True)
@@ -112,7 +104,7 @@ class _OneKernelProduct(CopyProduct):
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
         if left is None:
-            left = _LEFT if may_shut_out(session) else 0
+            left = _LEFT if session.runtime.beside_others() else 0
         gpu = session.gpu
         self._left, self._mma = left, by_mma(gpu.capability)
         self.blocks = max(1, gpu.multiprocessors - left)
@@ -124,9 +116,10 @@ class _OneKernelProduct(CopyProduct):
 
     def resized(self, problem: ParallelProblem) -> Self | None:
         """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
-        if self.options.comm_sms is None and _leaves_none(self.gpu):
+        if self.options.comm_sms is None:
             others = self._session.runtime.others_of_late
-            if others is None or others != bool(self._left):
+            refused = others and self.options.algo == "auto" and not pays_beside_others(problem)
+            if others is None or others != bool(self._left) or refused:
                 return None
         return super().resized(problem)
 
