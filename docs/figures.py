@@ -469,8 +469,8 @@ def nodes() -> str:
         n, block = min((row["case"]["n"], row["case"]["block"]) for row in run.rows if "block" in row["case"])
         times = "; ".join(f"{count}: {spread(ratios)}" for count, ratios in small.items())
         about += (
-            f" Small ones, of order {n} in blocks of {block}, {calls} in a row with their operands restored, take so many times Debian's time, "
-            f"by nodes (median, range of {len(small[counts[0]])} routines): {times}."
+            f" Small ones, of order {n} in blocks of {block}, {calls} in a row with their operands restored, "
+            f"take so many times Debian's time, by nodes (median, range of {len(small[counts[0]])} routines): {times}."
         )
     return f"{table(head, lines, len(head) - 2)}\n{about} {source(run)}\n{_calls_on_nodes()}"
 
