@@ -169,10 +169,14 @@ def groups(comm):
 def pickled(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((4, 4), block=2)
-        for each in (ctx, a, a.T, pb.plan(pb.matmul, a, a)):
-            with pytest.raises(
-                TypeError, match=r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
-            ):
+        here = r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
+        for each, words in (
+            (ctx, here),
+            (a, here),
+            (a.T, here),
+            (pb.plan(pb.matmul, a, a), "Plan the call again"),
+        ):
+            with pytest.raises(TypeError, match=words):
                 pickle.dumps(each)
 
 
