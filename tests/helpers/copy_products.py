@@ -49,10 +49,12 @@ def problem(
     return ParallelProblem(form, **of, rows=rows, dtype=dtype, **how)
 
 
-def product(gpu: Any, name: str, p: ParallelProblem, options: Options, *, beside_others: bool = False) -> Any:
-    """Return a product on a GPU without a context, and whose process has other communicators or none."""
+def product(
+    gpu: Any, name: str, p: ParallelProblem, options: Options, *, beside_others: bool = False, later: bool = False,
+) -> Any:  # fmt: skip
+    """Return a product on a GPU without a context, and whose process has other communicators or none, now and later."""
     runtime = SimpleNamespace(
-        queueing=lambda what: nullcontext(), beside_others=lambda: beside_others, others_of_late=beside_others
+        queueing=lambda what: nullcontext(), beside_others=lambda: beside_others, others_of_late=later
     )
     session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=SimpleNamespace(take_largest=lambda amax: None))
     return PRODUCTS[p.form][name](session, p, options)

@@ -317,22 +317,21 @@ def test_auto_does_not_shut_out_other_communicators(ranks, outputs, beside_other
     assert bool(why) is refused
 
 
-def test_other_sizes_beside_other_communicators(small, monkeypatch):
-    """A product is resized without a vote while what was left to others, and the rule, are the same."""
+@pytest.mark.parametrize(("outputs", "later", "options", "known"), [
+    (48, True, Options(), True), (48, False, Options(), False), (1 << 30, True, Options(), False),
+    (1 << 30, True, Options(algo="one_kernel"), True), (1 << 30, False, Options(comm_sms=26), True),
+])  # fmt: skip
+def test_other_sizes_beside_other_communicators(small, monkeypatch, outputs, later, options, known):
+    """A product is resized without a vote while what is left to others, and the rule, are the same."""
 
     def of(outputs: int) -> Any:
         parts = {"tokens": (8, 8), "outputs": (outputs,), "inputs": (8, 8)}
         return problem("matmul_reduce_scatter", 2, parts, HALF)
 
     gpus = Peers(2, multiprocessors=132).gpus
-    made, _ = (product(each, "one_kernel", of(96), Options(), beside_others=True) for each in gpus)
+    made, _ = (product(each, "one_kernel", of(96), options, beside_others=True, later=later) for each in gpus)
     monkeypatch.setattr(type(made), "covered", True)  # by symmetric memory
-    assert made.resized(of(48)) is not None
-    monkeypatch.setitem(algorithms._BESIDE_OTHERS, 2, of(32).flops)
-    assert made.resized(of(32)) is not None
-    assert made.resized(of(48)) is None
-    made._session.runtime.others_of_late = False
-    assert made.resized(of(32)) is None
+    assert (made.resized(of(outputs)) is not None) is known
 
 
 def test_some_multiprocessor_must_be_left_for_the_kernel():
