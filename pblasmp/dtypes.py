@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import ArgumentError, ArgumentTypeError, short_repr
+from .errors import ArgumentError, ArgumentTypeError, short_repr, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     ):  # NumPy parses what it is given
         found = None
     if found is None or found not in _BY_DTYPE:
-        text = short_repr(f"{dtype}").strip("'") if isinstance(dtype, (str, np.dtype)) else short_repr(dtype)
+        text = shortened(str(name)) if isinstance(dtype, (str, np.dtype)) else short_repr(dtype)
         raise ArgumentError(f"dtype {text} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn
@@ -18,7 +18,7 @@ from ..layout import ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..logs import logger
 from ..tuning.measure import measure
-from .user_call import Result, UserCall
+from .user_call import NO_STREAM, Result, UserCall
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -169,7 +169,7 @@ class Plan(Generic[Result]):
         if self._only_queues and not operands and not named:
             return self._queued()
         ctx, call = self._ctx, self._call
-        with ctx.running(self._name, checks=False), nullcontext() if call is None else call.stream():
+        with ctx.running(self._name, checks=False), NO_STREAM if call is None else call.stream():
             with ctx.agreement("plan") as facts:
                 call = planned = self._opened()
                 given = _by_name(planned.names, operands, named)

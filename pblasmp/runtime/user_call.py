@@ -14,6 +14,7 @@ from ..errors import UnsupportedError
 from .runtime import Runtime
 
 Result = TypeVar("Result")
+NO_STREAM = nullcontext()
 
 
 class UserCall(ABC, Generic[Result]):
@@ -44,7 +45,7 @@ class UserCall(ABC, Generic[Result]):
 
     def stream(self) -> AbstractContextManager[Any]:
         """Return the block in which the stream of the call's arrays is the current one. Local."""
-        return nullcontext()
+        return NO_STREAM
 
     @abstractmethod
     def signature(self) -> Hashable:

@@ -86,7 +86,7 @@ def test_host_gemm_memory(tmp_path):
 
 
 def test_routines_on_simulated_nodes(tmp_path):
-    """Nothing comes from other nodes where there are none; what a rival waits for in vain is timed without it."""
+    """On one node nothing is sent to others; a case in which the rival hangs is timed without it."""
     needs("debian")
     one = run_quick("nodes.py", tmp_path, "--only", "dot", "--nodes", "1")["nodes"].rows
     asked = ("gemm, unlike layouts", "gemr2d, to 4 × 1", "matmul_allreduce", "potrf")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products as cuBLASLt is asked for them: what decides their descriptors and algorithms."""
+"""Products for cuBLASLt: what decides their descriptors and algorithms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class LtOperand(NamedTuple):
 
 
 class LtProduct(NamedTuple):
-    """A product, as ``LocalProducts.multiply`` is asked for it: what decides descriptors and algorithm."""
+    """A product for ``LocalProducts.multiply``: what decides its descriptors and its algorithm."""
 
     x: View
     w: View

@@ -215,7 +215,7 @@ class HostDirect:
         try:
             if (
                 outer
-            ):  # by a signal's handler, a finalizer or a tracer: the core has the arguments of one call
+            ):  # a signal's handler, a finalizer or a tracer calls: the core has the arguments of one call
                 if self._single:
                     return None
                 raise ClosedError(
