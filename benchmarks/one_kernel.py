@@ -7,13 +7,13 @@ collective one after the other, and the GEMM alone. Every result is checked, and
 Frobenius norm, to the product in float32. NVLink multicast is never used.
 
 ``--dtype float8_e4m3fn``: operands in 8 bits with scales, results in bfloat16. ``--kernel mma``: the one kernel for
-GPUs other than Hopper's, which runs on these, too.
+GPUs other than Hopper's, which runs on these, too. ``--groups others``: PyTorch has another process group, to whose
+communicator the one kernel leaves some multiprocessors.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -42,6 +42,7 @@ ALGORITHMS = {
 }
 TYPES = ("bfloat16", "float8_e4m3fn")
 KERNELS = ("own", "mma")  # of the GPU's own instructions, or of all GPUs'
+GROUPS = ("own", "others")  # of PyTorch in the process: the context's, or others too, as of data parallelism
 SCALES = 0.5, 0.25  # of X and W in 8 bits
 GEMM, NCCL = "the GEMM alone", "NCCL + cuBLAS"
 REPLAYS = 10  # timed at once
@@ -230,7 +231,7 @@ def run_on_gpus(
         metavar="T,N,K",
         help="tokens, outputs, inputs",
     )
-    choices = choices or {}
+    choices = {"groups": GROUPS, **(choices or {})}
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values, default=values[0])
     results.add_option(parser)
@@ -238,14 +239,16 @@ def run_on_gpus(
     benchmark = "-".join([
         benchmark, *(getattr(options, name) for name, values in choices.items() if getattr(options, name) != values[0]),
     ])  # fmt: skip
-    with pb.Context(engine="cublasmp") as ctx:
-        import cupy
-        import torch
-        import torch.distributed as dist
+    import torch
+    import torch.distributed as dist
 
-        torch.cuda.set_device(cupy.cuda.runtime.getDevice())
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
-        dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
+    import pblasmp.torch as pt
+
+    pt.init_process_group()
+    torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    if options.groups == "others":
+        dist.new_group()
+    with pb.Context(dist.group.WORLD, engine="cublasmp") as ctx:
         found = rows(ctx, options)
         directory, about = results.directory_of(options), results.facts(ctx)
         if ctx.rank == 0 and directory is not None:
@@ -255,7 +258,7 @@ def run_on_gpus(
                 options=results.options_of(options), reference="", sample="all", rows=found,
             )  # fmt: skip
             results.save(run, directory)
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

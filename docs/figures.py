@@ -69,8 +69,10 @@ TITLES = {
     "tensor_parallel": "Tensor-parallel products: ",
     "tensor_parallel-hosts": "Tensor-parallel products between hosts: ",
     "layers": "Tensor-parallel products as users call them",
+    "layers-others": "Tensor-parallel products as users call them, beside other process groups",
     "hosts-layers": "Tensor-parallel products as users call them, between hosts",
     "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
+    "one_kernel-others": "Products and collectives in one kernel, beside other process groups",
     "transformer": "Transformer blocks in training",
     "predict": "Predictions and measurements",
     "predict-h200": "Predictions and measurements: H200",
@@ -182,10 +184,14 @@ def layers() -> str:
 
 
 def layer_times() -> str:
-    """Return the times of tensor-parallel products as users call them, in microseconds."""
-    run = results.runs().get("layers-2-gpus")
-    if run is None:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    """Return the times of tensor-parallel products as users call them, in microseconds, by GPUs and groups."""
+    return (
+        by_groups("layers", _layer_times)
+        or "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+    )
+
+
+def _layer_times(run: Run) -> str:
     names = list(run.rows[0]["seconds"])
     rows = [
         [
@@ -197,6 +203,20 @@ def layer_times() -> str:
         for row in run.rows
     ]
     return table(["", "clock", "tokens, outputs, inputs", *names], rows, len(names)) + f"\n{source(run)}\n"
+
+
+def by_groups(benchmark: str, tabled: Callable[[Run], str]) -> str:
+    """Return the table of each run of a benchmark, by GPUs and by whether PyTorch had other process groups."""
+    found = [
+        (run.gpus, bool(others), run)
+        for others in ("", "-others")
+        for name, run in results.runs().items()
+        if re.fullmatch(rf"{benchmark}{others}-\d+-gpus", name)
+    ]
+    return "\n".join(
+        f"{gpus} GPUs{', PyTorch has other process groups' if others else ''}:\n\n{tabled(run)}"
+        for gpus, others, run in sorted(found, key=lambda each: each[:2])
+    )
 
 
 def comparison() -> str:
@@ -772,10 +792,8 @@ def rounding_sums() -> str:
 
 
 def one_kernel() -> str:
-    """Return the tables of docs/internals/one-kernel.md, by number of GPUs."""
-    runs = results.runs()
-    found = [runs[name] for name in ("one_kernel-2-gpus", "one_kernel-4-gpus")]
-    return "\n".join(f"{run.gpus} GPUs:\n\n{_one_kernel(run)}" for run in found)
+    """Return the tables of docs/internals/one-kernel.md."""
+    return by_groups("one_kernel", _one_kernel)
 
 
 def one_kernel_in_8_bits() -> str:

@@ -301,12 +301,13 @@ def test_multiprocessors_are_left_to_others(small, monkeypatch, asked, beside_ot
 
 
 @pytest.mark.parametrize(("ranks", "outputs", "beside_others", "options", "refused"), [
-    (4, 48, True, Options(), True), (4, 48, False, Options(), False), (3, 48, True, Options(), True),
+    (4, 48, True, Options(), False), (4, 48, False, Options(), False), (3, 48, True, Options(), True),
+    (4, 1 << 30, True, Options(), True), (8, 48, True, Options(), True),
     (2, 48, True, Options(), False), (2, 1 << 30, True, Options(), True), (2, 1 << 30, False, Options(), False),
-    (4, 48, True, Options(comm_sms=40), False), (4, 48, True, Options(algo="one_kernel"), False),
+    (8, 48, True, Options(comm_sms=40), False), (8, 48, True, Options(algo="one_kernel"), False),
 ])  # fmt: skip
 def test_auto_does_not_shut_out_other_communicators(ranks, outputs, beside_others, options, refused):
-    """Where PyTorch has some, whoever takes the kernel says how much it leaves, but for small products of two GPUs."""
+    """Where PyTorch has some, whoever takes the kernel says how much it leaves, unless it is known to pay."""
     gpu = Peers(ranks, multiprocessors=132).gpus[0]
     runtime = SimpleNamespace(size=ranks, beside_others=lambda: beside_others)
     engine = SimpleNamespace(session=SimpleNamespace(gpu=gpu, runtime=runtime, why_no_gpu=""))

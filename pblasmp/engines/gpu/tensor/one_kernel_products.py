@@ -49,9 +49,14 @@ _LEFT = 26
 """Multiprocessors left to other communicators, a fifth of the GPU. NCCL's blocks come in clusters of four on Hopper,
 which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
 has four multiprocessors left if more than three of each are."""
-_BESIDE_OTHERS = {2: 1.2e11}
-"""By the ranks: operations up to which other algorithms take 1.2 times as long or more, so that this kernel is about as
-fast as they are without a fifth of the multiprocessors: calculated from benchmarks/results/one_kernel-2-gpus.json."""
+_BESIDE_OTHERS = {
+    2: {"matmul_reduce_scatter": 1.2e11, "matmul_allreduce": 1.2e11, "matmul_allgather": 1.2e11},
+    4: {"matmul_reduce_scatter": 1.5e11, "matmul_allreduce": 1e12, "matmul_allgather": 1e12},
+}
+"""By the ranks and the form: operations up to which this kernel is the fastest without those multiprocessors.
+
+See benchmarks/results/one_kernel-others-2-gpus.json and one_kernel-others-4-gpus.json.
+"""
 _ALIGN = 16  # bytes
 HOPPER = 90
 """Its compute capability."""
@@ -66,7 +71,7 @@ def by_mma(capability: int) -> bool:
 
 def pays_beside_others(p: ParallelProblem) -> bool:
     """Return whether this kernel is taken by rule although it leaves multiprocessors to other communicators. Local."""
-    return p.flops <= _BESIDE_OTHERS.get(p.size, 0)
+    return p.flops <= _BESIDE_OTHERS.get(p.size, {}).get(p.form, 0)
 
 
 @dataclass(slots=True)
