@@ -50,7 +50,7 @@ _LEFT = 26
 which may run one after another, but each on all ranks at once. Wherever this kernel's blocks are, one of the eight GPCs
 has four multiprocessors left if more than three of each are."""
 _BESIDE_OTHERS = {
-    2: {"matmul_reduce_scatter": 1.2e11, "matmul_allreduce": 1.2e11, "matmul_allgather": 1.2e11},
+    2: {"matmul_reduce_scatter": 3e11, "matmul_allreduce": 3e11, "matmul_allgather": 1.5e11},
     4: {"matmul_reduce_scatter": 1.5e11, "matmul_allreduce": 1e12, "matmul_allgather": 1e12},
 }
 """By the ranks and the form: operations up to which this kernel is the fastest without those multiprocessors.
