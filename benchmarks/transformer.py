@@ -389,8 +389,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     alive()
     mesh = start(arguments.device)
     check(arguments, mesh.size())
-    engine = "host" if arguments.device == "cpu" else "cublasmp"
-    with pb.Context(engine=engine) as ctx, rehearsal() if arguments.rehearse else nullcontext():
+    where: dict[str, Any] = {"engine": "host"}
+    if (
+        arguments.device == "cuda"
+    ):  # MPI's ranks would be beside PyTorch's group, which layers leave multiprocessors to
+        where = {"comm": mesh, "engine": "cublasmp"}
+    with pb.Context(**where) as ctx, rehearsal() if arguments.rehearse else nullcontext():
         if arguments.device == "cpu":
             torch.set_num_threads(ctx.engine.threads)
         results = compare(Work(ctx, mesh, arguments))
