@@ -5,8 +5,8 @@ The nodes are made of one machine: MPICH takes UCX between them (MPIR_CVAR_NUM_C
 nodes (PBLASMP_RANKS_PER_NODE). The rival is Debian's ScaLAPACK; of tensor-parallel products MPI's collective and a GEMM
 of NumPy's. Both contenders run in the same processes, in turns, on the same arrays; calls are plain ones, not plans. Of
 times the ratio within a round counts: UCX on one machine says nothing of a network. Debian's ScaLAPACK waits for ever
-in some calls there: after ``--limit`` seconds without a row the case is repeated without it, and the row says so. What
-a library sends by itself is not counted. many_calls.py and vectors.py have ``--nodes``, too.
+in some calls there: after ``--limit`` seconds in which no call ends the case is repeated without it, and the row says
+so. What a library sends by itself is not counted. many_calls.py and vectors.py have ``--nodes``, too.
 """
 
 from __future__ import annotations
@@ -421,6 +421,14 @@ def time_case(
     nodes, (n,) = options.nodes[0], options.n
     small, block = n < _SMALL, min(options.block, n // 4)
     n = n // 2 if routine in EIGENVALUES else n
+
+    def go_on(*_: Any) -> None:
+        """After a call: write the values of before, and tell who watches that a call has ended."""
+        m.restore()
+        if comm.rank == 0:
+            with options.answer.open("a") as file:
+                file.write("\n")
+
     rival = "mpi" if routine in PARALLEL else "debian"
     with pb.Context(comm, engine="host") as ctx:
         m = trial(ctx, routine, n, block)
@@ -432,9 +440,9 @@ def time_case(
             m.restore()
             run()
             worst = max(worst, m.residual())
+            go_on()
         if not worst < _RIGHT:
             raise SystemExit(f"{routine} on {nodes} nodes: a residual of {worst}")
-        m.restore()
         with counted(ctx, comm, RANKS // nodes) as nbytes:
             m.run_pblasmp()
         m.restore()
@@ -445,7 +453,7 @@ def time_case(
         seconds = interleaved(
             comm,
             {name: repeated(run, count, again) for name, run in contenders.items()},
-            options.pairs, settle=0, check=lambda *_: m.restore(), first=0,
+            options.pairs, settle=0, check=go_on, first=0,
         )  # fmt: skip
     seconds = {name: [each / count for each in times] for name, times in seconds.items()}
     ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
@@ -508,7 +516,8 @@ def launched(options: argparse.Namespace, nodes: int, n: int) -> Iterator[dict[s
                     f"{left[0]} on {nodes} nodes ended with status {status}:\n{output.read_text()}"
                 )
         if left and why_alone:  # a library that pblasmp calls may wait for ever, too
-            case = {"routine": left.pop(0), "n": n, "nodes": nodes}
+            routine = left.pop(0)
+            case = {"routine": routine, "n": n // 2 if routine in EIGENVALUES else n, "nodes": nodes}
             yield {"case": case, "failed": f"neither ended in {options.limit} s"}
             why_alone = ""
         else:
@@ -536,7 +545,7 @@ def main() -> None:
     )
     parser.add_argument("--block", type=int, default=64, help="rows and columns of a block, at most n / 4")
     parser.add_argument("--pairs", type=int, default=9, help="rounds after the first")
-    parser.add_argument("--limit", type=int, default=30, help="seconds that a case may take")
+    parser.add_argument("--limit", type=int, default=10, help="seconds that a call may take")
     parser.add_argument("--quick", action="store_true", help="only check that it runs")
     parser.add_argument("--alone", default="", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
