@@ -390,9 +390,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     mesh = start(arguments.device)
     check(arguments, mesh.size())
     where: dict[str, Any] = {"engine": "host"}
-    if (
-        arguments.device == "cuda"
-    ):  # MPI's ranks would be beside PyTorch's group, which layers leave multiprocessors to
+    if arguments.device == "cuda":  # one of MPI's ranks would leave multiprocessors to PyTorch's group
         where = {"comm": mesh, "engine": "cublasmp"}
     with pb.Context(**where) as ctx, rehearsal() if arguments.rehearse else nullcontext():
         if arguments.device == "cpu":
