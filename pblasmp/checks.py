@@ -55,7 +55,8 @@ def verify(*args: Any, **how: Any) -> Verification:
     | ``solve``, ``solve_triangular``, ``inv`` | op(A) X = B, or A X = I |
     | ``cho_solve``, ``lu_solve`` | the product of the factors, or its transpose, times X is B |
     | ``lstsq`` | op(A)^H (op(A) X - B) = 0; of singular values the rank, and the sum of the squares |
-    | ``cholesky``, ``cho_factor``, ``lu_factor``, ``qr`` | the product of the factors is A; Q is orthonormal |
+    | ``cholesky``, ``cho_factor``, ``lu_factor`` | the product of the factors is A |
+    | ``qr``, also unpacked as ``(q, r)`` | the product is A; Q is orthonormal, R is upper triangular |
 
     It is not checked that eigenvalues of a subset are those asked for, nor that X of ``lstsq`` is the least of several
     solutions; where singular values count as zero, X is checked up to the first of these. If the arguments have NaN or
@@ -96,10 +97,13 @@ def verify(*args: Any, **how: Any) -> Verification:
             "verify: expected a function, what it was given and, as the argument found, what it has returned"
         )
         refuse("verify", error, *args)
-    a, args, found = args[0], args[1:], how.pop("found")
-    name = a if isinstance(a, str) else getattr(a, "__name__", "")
-    check = _Check(name, args, found, how)
-    matrices = [*check.given, *matrices_of(found)]
+    a, given, found = args[0], args[1:], how.pop("found")
+    try:
+        name = a if isinstance(a, str) else getattr(a, "__name__", "")
+        check = _Check(name, given, found, how)
+        matrices = [*check.given, *matrices_of(found)]
+    except Exception as wrong:  # noqa: BLE001 - what a user's own types raise
+        refuse("verify", wrong, *args)
     ctx = context_of("verify", *matrices)
     with ctx.agreement("verify") as facts:
         facts.update(
@@ -225,6 +229,10 @@ class _Check:
             return (
                 "" if fits else f"of a matrix of shape {(m, n)} the shapes {u.shape}, {s.shape}, {vh.shape}"
             )
+        if self.claim.name == "qr" and isinstance(found, tuple):
+            (q, r), least = found, min(m, n)
+            fits = q.shape == (m, least) and r.shape == (least, n)
+            return "" if fits else f"of a matrix of shape {(m, n)} the shapes {q.shape}, {r.shape}"
         x = found if isinstance(found, DistributedMatrix) else matrices_of(found)[0]
         if self.claim.name == "lu_factor" and not _are_pivots(found[1], min(m, n), m):
             return f"expected {min(m, n)} pivots from 0 to {m - 1}, got {short_repr(found[1])}"
@@ -243,11 +251,12 @@ def _is_kind(found: Any, kind: str) -> bool:
     if kind == "x":
         return isinstance(found, DistributedMatrix) or _is_kind(found, "x r n s")
     if kind == "qr":
-        return isinstance(getattr(found, "factors", None), DistributedMatrix)
+        return isinstance(getattr(found, "factors", None), DistributedMatrix) or _is_kind(found, "q r")
     kinds = {
         "w v": (np.ndarray, Matrix),
         "u s vh": (Matrix, np.ndarray, Matrix),
         "f p": (Matrix, np.ndarray),
+        "q r": (Matrix, Matrix),
         "x r n s": (Matrix, np.ndarray, int, np.ndarray),
     }[kind]
     return (

@@ -319,13 +319,14 @@ class Claim:
         ax = _exchanged(ax, pivots)
         self._compare(lux, ax, _norm(ax) + _norm(ux), a.exponent)
 
-    def _qr(self) -> None:
-        a, q = self._operator, _Operator(self.found.q())
+    def _qr(self) -> bool:
+        q, r = self.found
+        a, q = self._operator, _Operator(q)
         x = self._vectors(a.matrix.shape[1])
-        rx = _Operator(self.found.r(), a.exponent, "tri", "U").times(x)[: q.matrix.shape[1]]
         ax = a.times(x)
-        self._compare(q.times(rx), ax, _norm(ax), a.exponent)
+        self._compare(q.times(_Operator(r, a.exponent).times(x)), ax, _norm(ax), a.exponent)
         self._orthonormal(q)
+        return bool(r.tril(-1).norm("max") > 0)
 
 
 def _norm(x: Array) -> float:

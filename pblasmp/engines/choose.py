@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..comm import Agreement, Communicator, allgather_alike, ranks_per_node
 from ..errors import ArgumentError, short_repr
+from ..layout.grid import one_of
 from .host import HostEngine
 from .protocol import Engine
 
@@ -38,7 +39,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     """
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
-        if name not in NAMES:
+        if not one_of(name, NAMES):
             raise ArgumentError(f"engine: expected one of {', '.join(NAMES)}, got {short_repr(name)}")
         facts["PBLASMP_RANKS_PER_NODE"] = ranks_per_node()
     if name == "host":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import operator
 import sys
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
@@ -30,6 +29,7 @@ from ..errors import (
     short_repr,
 )
 from ..layout import MatrixDescriptor
+from ..layout.descriptor import is_integer
 from ..layout.factor_problem import FactorProblem, FactorRoutine
 from ..layout.grid import one_of
 from ..layout.routines import Sizes
@@ -433,9 +433,9 @@ def flag(value: object) -> object:
 
 def op_of(trans: object) -> object:
     """Return "N", "T" or "C" for what SciPy calls 0, 1 and 2, or False and True; other values as they are. Local."""
-    if not isinstance(trans, (int, np.integer, np.bool_)):
+    if not (isinstance(trans, (bool, np.bool_)) or is_integer(trans)):
         return trans
-    number = int(trans) if isinstance(trans, np.bool_) else operator.index(trans)
+    number = int(trans)  # type: ignore[call-overload]
     return "NTC"[number] if 0 <= number <= 2 else trans
 
 

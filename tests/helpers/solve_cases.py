@@ -161,6 +161,9 @@ def ranks_at_the_ends(ctx, rng):
         x, _, rank, s = la.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), rcond=None)
         fine = rank == 0 and not np.isfinite(x.allgather()).any() and np.isnan(s).all()
         yield f"{value} in A", None if fine else f"{x.allgather()} {s} {rank}"
+        for given in (whole, whole.T):
+            x = la.lstsq(placed(ctx, rng, given), placed(ctx, rng, right[: len(given)])).allgather()
+            yield f"{value} in A of full rank, {given.shape}", None if np.isnan(x).all() else f"{x}"
         x, _, rank, _ = la.lstsq(placed(ctx, rng, spoiled), placed(ctx, rng, of_right), rcond=None)
         x, expected = x.allgather(), np.linalg.lstsq(spoiled, right, None)[0]
         fine = rank == 4 and np.allclose(x[:, 0], expected[:, 0]) and not np.isfinite(x[:, 1]).all()

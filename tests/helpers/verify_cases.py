@@ -80,6 +80,7 @@ def found_by(ctx, rng, dtype, n=17):
     for name, a in (("square", x), ("tall", r), ("wide", wide)):
         yield f"lu {name}", pb.linalg.lu_factor, (a,), pb.linalg.lu_factor(a), {}
         yield f"qr {name}", pb.linalg.qr, (a,), pb.linalg.qr(a), {}
+        yield f"qr {name} as Q and R", pb.linalg.qr, (a,), tuple(pb.linalg.qr(a)), {}
 
 
 def spoil(found, rng):
@@ -125,6 +126,9 @@ def wrong_in_other_ways(ctx, rng):
         yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
     yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
     yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
+    eye = ctx.eye((12, 12), block=5)
+    yield "R is not triangular", None if not pb.verify(pb.linalg.qr, a, found=(eye, a)) else "not seen"
+    yield "Q is not orthonormal", None if not pb.verify(pb.linalg.qr, a, found=(a, eye)) else "not seen"
     x = pb.linalg.lstsq(a, a[:, :2], None)
     for case, found in (
         ("another rank", x._replace(rank=11)),

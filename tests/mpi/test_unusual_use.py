@@ -229,6 +229,27 @@ def test_plans_are_not_copied():
                     function(plan)
 
 
+class Unnamed:
+    """Asked for any attribute it fails, also for its name."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"the user's {name}")
+
+
+def unnamed(comm):
+    """The last rank alone gives ``verify`` a function whose name cannot be read."""
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(np.eye(4), block=2)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"the user's __name__.*on rank {comm.size - 1}"):
+                pb.verify(Unnamed() if comm.rank == comm.size - 1 else pb.linalg.inv, a, found=a)
+        return bool(pb.verify(pb.linalg.inv, a, found=a))
+
+
+def test_functions_whose_names_fail_on_one_rank():
+    assert run_mpi(unnamed, 2) == [True, True]
+
+
 def test_tolerances_of_any_class_of_numbers():
     with pb.Context(engine="host") as ctx:
         a = ctx.scatter(np.eye(4))

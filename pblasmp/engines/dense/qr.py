@@ -163,7 +163,7 @@ class LeastSquaresJob:
         factor(operations, panels)
         panels.settle()
         bench.fence()
-        info = self._fault(panels, *probe)
+        info = self._fault(panels, *probe) if math.isfinite(size) else 0  # of infinities R has NaN
         if self._out is not None:
             self._out.back(out, panels)
         if info:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -157,8 +158,9 @@ def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
 
 def test_engines_by_name_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(pb.ArgumentError, match="expected one of auto, host, cublasmp, got 'gpu'"):
-        pb.Context(Serial(), engine="gpu")
+    for name in ("gpu", None, np.array(["host", "host"])):
+        with pytest.raises(pb.ArgumentError, match="expected one of auto, host, cublasmp, got "):
+            pb.Context(Serial(), engine=name)
     with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
         pb.Context(Serial(), engine="cublasmp")
     for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "requested")):
