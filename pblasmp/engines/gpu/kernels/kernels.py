@@ -49,13 +49,13 @@ def vector_width(part: np.dtype, cols: int, views: Sequence[View]) -> int:
         cols: entries of a row.
         views: all matrices that are read or written in this way: their rows must be aligned for vectors.
     """
-    width = max(1, _VECTOR_BYTES // part.itemsize)
+    width = _VECTOR_BYTES // part.itemsize or 1
     if cols % width:
         return 1
     for view in views:
-        aligned = min(_VECTOR_BYTES, width * view.dtype.itemsize)
-        together = view.address | (view.ld * view.dtype.itemsize if view.rows > 1 else 0)
-        if together % aligned:
+        size = view.dtype.itemsize
+        together = view.address | (view.ld * size if view.rows > 1 else 0)
+        if together % _VECTOR_BYTES and together % (width * size):
             return 1
     return width
 
@@ -186,7 +186,7 @@ class Kernels(CompiledKernels):
         grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
         kernel(stream, (grid, 1), _THREADS, (
             *([part.address for part in parts] or [0]), first.ld,
-            *(view.address for view in outs), out.ld, outs[-1].ld, first.rows, lines,
+            *[view.address for view in outs], out.ld, outs[-1].ld, first.rows, lines,
             c.address if c else 0, c.ld if c else 0, *_scalar(beta, exact),
             bias.address if bias else 0, _ACTIVATIONS[activation], scale, amax,
         ))  # fmt: skip
@@ -374,14 +374,14 @@ class Kernels(CompiledKernels):
 
 def check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bias: View | None) -> None:
     """Raise ArgumentError if matrices cannot be added to these results. Local."""
-    out = outs[0]
+    out, last = outs[0], outs[-1]
     first = parts[0] if parts else out
-    like = [view for view in (*parts, *outs, c) if view is not None]
-    if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
-        raise ArgumentError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
-    if any((view.dtype, view.ld) != (first.dtype, first.ld) for view in parts) or any(
-        view.dtype != out.dtype or view.ld != outs[-1].ld for view in outs[1:]
-    ):
+    rows, cols = first.rows, first.cols
+    for view in (*parts, *outs) if c is None else (*parts, *outs, c):
+        if view.rows != rows or view.cols != cols:
+            raise ArgumentError(f"matrices of other shapes than {rows} x {cols} are to be added")
+    unlike = [view for view in parts if view.dtype != first.dtype or view.ld != first.ld]
+    if unlike or [view for view in outs[1:] if view.dtype != out.dtype or view.ld != last.ld]:
         raise ArgumentError("parts, and results after the first, must have one type and leading dimension")
     if bias is not None and bias.cols != first.cols:
         raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")

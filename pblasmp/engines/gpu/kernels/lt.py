@@ -25,7 +25,7 @@ from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import UnsupportedError
 from ...direct.asked import host_address
 from ..types import DATA_TYPES, OPS, compute_type
-from .lt_product import PLAIN, Batch, Fused, LtOperand, LtProduct, Op, alignment
+from .lt_product import PLAIN, Batch, Fused, LtOperand, LtProduct, Op, alignment, key_of, rows_to_ask
 from .views import View
 
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
@@ -57,6 +57,9 @@ class LocalProducts:
         self._scratch = scratch
         self._scalars: dict[Any, tuple[int, np.ndarray]] = {}
         self._scales: dict[tuple[str, str], Any] = {}
+        attribute, dtype = _attribute(cublasLt, "matrix_layout", "COLS")
+        number = np.zeros(1, dtype)
+        self._columns = attribute, number, host_address(number)  # of layouts: rows to us
         self._closing = ExitStack()
         self._handle = cublasLt.create()
         self._closing.callback(cublasLt.destroy, self._handle)
@@ -112,20 +115,28 @@ class LocalProducts:
         """
         if c is None:
             c, batch = d, batch if batch is None else batch._replace(c=batch.d)
-        if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
+        if finish is not PLAIN and (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product(LtProduct(x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch, once))
+        asked = x, w, c, d, op_x, op_w, beta == 0, finish, compute, batch
+        rows = rows_to_ask(d.rows) if once and op_x == "N" and batch is None else d.rows
+        key = key_of(asked, rows)
+        product = self._prepared.get(key)
+        if product is None:
+            product = self._prepared[key] = self._new(LtProduct(*asked), rows)
+        else:
+            self._prepared.move_to_end(key)
         if finish is not PLAIN:
             product.point(self._lt, finish.pointers)
-        product.resize(self._lt, d.rows)
+        if product.rows != d.rows:
+            self._resize(product, d.rows)
         kind = accumulation_dtype(x.dtype)
         at = self._scalars_at(alpha, beta, kind)
         c_address = c.address if beta != 0 else d.address
+        of_w, of_x, of_c, of_d = product.layouts
         self._lt.matmul(
             self._handle, product.description,
-            at, w.address, product.layouts[0], x.address, product.layouts[1],
-            at + kind.itemsize, 0 if product.without_c else c_address, product.layouts[2],
-            d.address, product.layouts[3],
+            at, w.address, of_w, x.address, of_x,
+            at + kind.itemsize, 0 if product.without_c else c_address, of_c, d.address, of_d,
             product.algo, *self._workspace(lane, product.workspace_bytes), stream,
         )  # fmt: skip
 
@@ -271,30 +282,32 @@ class LocalProducts:
             self._scalars[key] = found = array.ctypes.data, array
         return found[0]
 
-    def _product(self, asked: LtProduct) -> _Prepared:
-        """Return descriptors and algorithm, from the cache if they were made before."""
-        key = asked.key()
-        found = self._prepared.get(key)
-        if found is not None:
-            self._prepared.move_to_end(key)
-            return found
+    def _new(self, asked: LtProduct, rows: int) -> _Prepared:
+        """Return new descriptors, and the algorithm for so many rows of X, C and D."""
         asked.check()
-        self._prepared[key] = found = self._prepare(asked)
-        if len(self._prepared) > _REMEMBERED:  # work that was queued with them no longer needs them
+        found = self._prepare(asked.of_rows(rows), rows)
+        if len(self._prepared) >= _REMEMBERED:  # work that was queued with them no longer needs them
             self._prepared.popitem(last=False)[1].made.close()
         return found
 
-    def _prepare(self, asked: LtProduct) -> _Prepared:
+    def _prepare(self, asked: LtProduct, rows: int) -> _Prepared:
         with ExitStack() as made:
-            product = _Prepared(self._description(asked, made), asked.rows, without_c=asked.without_c)
+            product = _Prepared(self._description(asked, made), rows, without_c=asked.without_c)
             product.point(self._lt, asked.finish.pointers)
-            operands = asked.rounded().operands()
+            operands = asked.operands()
             product.layouts += [self._layout(each, asked.batch, made) for each in operands.values()]
             product.result = self._heuristic(asked, product, operands, made)
             product.algo = product.result.ctypes.data  # its first field is the algorithm
             product.workspace_bytes = int(product.result["workspace_size"][0])
             product.made = made.pop_all()
         return product
+
+    def _resize(self, product: _Prepared, rows: int) -> None:
+        """Set the rows of X, C and D."""
+        set_, (attribute, number, at) = self._lt.matrix_layout_set_attribute, self._columns
+        number[0] = product.rows = rows
+        for layout in product.layouts[1:]:
+            set_(layout, attribute, at, number.itemsize)
 
     def _description(self, asked: LtProduct, made: ExitStack) -> int:
         """Return a new matmul descriptor, which ``made`` destroys."""
@@ -364,11 +377,11 @@ class _Prepared:
     """Descriptors and algorithm of one product."""
 
     __slots__ = (
-        "_pointed", "_rows", "algo", "description", "layouts", "made", "result", "without_c", "workspace_bytes"
+        "_pointed", "algo", "description", "layouts", "made", "result", "rows", "without_c", "workspace_bytes"
     )  # fmt: skip
 
     def __init__(self, description: int, rows: int, *, without_c: bool) -> None:
-        self.description, self._rows, self.without_c = description, rows, without_c
+        self.description, self.rows, self.without_c = description, rows, without_c
         self.layouts: list[int] = []
         self.algo = self.workspace_bytes = 0
         self.result: Any = None
@@ -383,12 +396,6 @@ class _Prepared:
             _set(lt, "matmul_desc", name, address, self.description)
         self._pointed = pointers
 
-    def resize(self, lt: Any, rows: int) -> None:
-        """Set the rows of X, C and D if they have changed since the previous call."""
-        if rows != self._rows:
-            _set(lt, "matrix_layout", "COLS", rows, *self.layouts[1:])
-            self._rows = rows
-
 
 _ATTRIBUTES = {
     "matmul_desc": "MatmulDescAttribute",
@@ -397,13 +404,11 @@ _ATTRIBUTES = {
 }
 
 
-def _set(lt: Any, kind: str, name: str, value: int, *things: int) -> None:
-    """Set an attribute of descriptors, preferences or layouts."""
+def _set(lt: Any, kind: str, name: str, value: int, thing: int) -> None:
+    """Set an attribute of a descriptor, a preference or a layout."""
     attribute, dtype = _attribute(lt, kind, name)
-    number, set_ = np.array([value], dtype), getattr(lt, f"{kind}_set_attribute")
-    at = host_address(number)
-    for thing in things:
-        set_(thing, attribute, at, number.itemsize)
+    number = np.array([value], dtype)
+    getattr(lt, f"{kind}_set_attribute")(thing, attribute, host_address(number), number.itemsize)
 
 
 @cache

@@ -110,6 +110,9 @@ class LtOperand(NamedTuple):
     step: int
 
 
+LtFields = tuple[View, View, View, View, Op, Op, bool, Fused, str | None, Batch | None]
+
+
 class LtProduct(NamedTuple):
     """A product for ``LocalProducts.multiply``: what decides its descriptors and its algorithm."""
 
@@ -123,7 +126,6 @@ class LtProduct(NamedTuple):
     finish: Fused
     compute: str | None
     batch: Batch | None
-    once: bool
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -136,36 +138,11 @@ class LtProduct(NamedTuple):
         """Whether cuBLASLt is given no address for C."""
         return self.no_c and is_float8(self.x.dtype) and is_float8(self.d.dtype)
 
-    @property
-    def rows(self) -> int:
-        """Rows of D for which the algorithm is looked for."""
-        rows = self.d.rows
-        if not self.once or self.op_x != "N" or self.batch is not None:
-            return rows
-        return (
-            -(-rows // _ROWS) * _ROWS if rows > _ROWS else (1 << max(0, rows - 1).bit_length()) * (rows > 0)
-        )
-
-    def rounded(self) -> LtProduct:
-        """Return the product for which the algorithm is looked for. Local."""
-        rows = self.rows
+    def of_rows(self, rows: int) -> LtProduct:
+        """Return the product of so many rows of X, C and D. Local."""
         if rows == self.d.rows:
             return self
         return self._replace(**{name: replace(getattr(self, name), rows=rows) for name in "xcd"})
-
-    def key(self) -> tuple[Any, ...]:
-        """Return what the descriptors and the algorithm depend on. Local."""
-        x, w, c, d, op_x, op_w, no_c, finish, compute, batch, _ = self
-        follows = None if finish is PLAIN else (finish.epilogue, finish.bias_dtype, *finish.pointers)
-        of_x, of_w, of_d, of_c = (0, 0, 0, 0) if batch is None else batch[1:]
-        more = self.rows - d.rows
-        return (
-            op_x, op_w, no_c, compute, batch, follows,
-            x.rows + more, x.cols, x.dtype, x.ld, alignment(x, of_x),
-            w.rows, w.cols, w.dtype, w.ld, alignment(w, of_w),
-            d.rows + more, d.cols, d.dtype, d.ld, alignment(d, of_d),
-            None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, alignment(c, of_c)),
-        )  # fmt: skip
 
     def check(self) -> None:
         """Raise ArgumentError if the shapes do not fit, UnsupportedError if cuBLASLt lacks the product. Local."""
@@ -201,9 +178,34 @@ class LtProduct(NamedTuple):
         return f"a product of {m} x {n} x {k}, {types}, epilogue {self.finish.epilogue}"
 
 
+def rows_to_ask(rows: int) -> int:
+    """Return for how many rows of D an algorithm is looked for, for products of so many that come once. Local."""
+    return -(-rows // _ROWS) * _ROWS if rows > _ROWS else (1 << max(0, rows - 1).bit_length()) * (rows > 0)
+
+
+def key_of(asked: LtFields, rows: int) -> tuple[Any, ...]:
+    """Return what a product's descriptors and algorithm depend on, if they are for so many rows of X, C and D. Local.
+
+    Args:
+        asked: the fields of an ``LtProduct``, in its order.
+        rows: as above.
+    """
+    x, w, c, d, op_x, op_w, no_c, finish, compute, batch = asked
+    more = rows - d.rows
+    follows = None if finish is PLAIN else (finish.epilogue, finish.bias_dtype, *finish.pointers)
+    of_x, of_w, of_d, of_c = (0, 0, 0, 0) if batch is None else batch[1:]
+    return (
+        op_x, op_w, no_c, compute, batch, follows,
+        x.rows + more, x.cols, x.dtype, x.ld, alignment(x, of_x),
+        w.rows, w.cols, w.dtype, w.ld, alignment(w, of_w),
+        rows, d.cols, d.dtype, d.ld, alignment(d, of_d),
+        None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, alignment(c, of_c)),
+    )  # fmt: skip
+
+
 def alignment(view: View, step: int = 0) -> int:
     """Return the largest power of two, up to 256, that every row's address is a multiple of."""
-    together = view.address | step * view.dtype.itemsize
+    together = _ALIGNED | view.address | step * view.dtype.itemsize
     if view.rows > 1:
         together |= view.ld * view.dtype.itemsize
-    return min(_ALIGNED, together & -together)
+    return together & -together

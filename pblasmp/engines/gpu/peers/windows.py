@@ -23,7 +23,7 @@ import numpy as np
 from ....comm import machines_of
 from ....errors import StatusError, UnsupportedError
 from ....memory import roomy
-from ..kernels.compiler import Launch, check_driver
+from ..kernels.compiler import check_driver
 from ..kernels.kernels import Kernels
 from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.health import nccl_handle
@@ -130,6 +130,10 @@ class Windows:
     Attributes:
         domains: as above.
         members: the ranks of this rank's domain.
+        arrive: queues on a stream: signal every rank that this rank's product has ended. This and the next two are
+            kernels, for times when no GEMM runs.
+        await_all: waits until every rank's previous product has ended.
+        meet: a barrier within a product: after it, every rank sees what was stored before it.
     """
 
     def __init__(
@@ -159,10 +163,10 @@ class Windows:
         addresses = [self._flags.peers[rank] for rank in members]
         try:
             with runtime.agreement("symmetric memory: barriers"):
-                self._signals = {
-                    (what, kind): kernels.signal(what, addresses, self._index[self.rank], kind, len(KINDS))
+                self.arrive, self.await_all, self.meet = (
+                    kernels.signal(what, addresses, self._index[self.rank], kind, len(KINDS))
                     for what, kind in (("arrive", 0), ("await", 0), ("meet", 1))
-                }
+                )
                 free, copy = self._offset(SLOTS.first, self.members[0]), self._cuda.memcpyDefault
                 at, ups = self._flags.peers[self.rank], int(self._up.data.ptr)
                 self._cuda.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
@@ -257,28 +261,6 @@ class Windows:
                 last_first.callback(memory.close)
             if window is not None:
                 last_first.callback(window.close)
-
-    # -- barriers: kernels, for times when no GEMM runs
-
-    def arrive(self, stream: Any) -> None:
-        """Queue: signal every rank that this rank's product has ended. Local."""
-        self._signal("arrive", stream, 0)
-
-    def await_all(self, stream: Any) -> None:
-        """Queue: wait until every rank's previous product has ended. Local."""
-        self._signal("await", stream, 0)
-
-    def meet(self, stream: Any) -> None:
-        """Queue a barrier within a product: after it, every rank sees what was stored before it. Local."""
-        self._signal("meet", stream, 1)
-
-    @property
-    def meeting(self) -> Launch:
-        """The barrier that ``meet`` queues."""
-        return self._signals["meet", 1]
-
-    def _signal(self, what: str, stream: Any, kind: int) -> None:
-        self._signals[what, kind](stream)
 
     # -- flags
 

@@ -7,8 +7,10 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,19 @@ from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
 
 _AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, messages, and panels that other ranks wait for: the highest
+
+
+class _Streams(dict[str, Any]):
+    """CuPy's streams by name, made when they are first asked for."""
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__()
+        self._cupy = cupy
+
+    def __missing__(self, name: str) -> Any:
+        priority = _URGENT if name.startswith(("sum", "ahead", "net")) else 0
+        self[name] = stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
+        return stream
 
 
 class Gpu:
@@ -54,8 +69,8 @@ class Gpu:
         self._cupy, self._nccl = runtime.cupy, nccl_bindings
         self._runtime = runtime.cupy.cuda.runtime
         self._comm, self._take_turn = nccl.handle, runtime.take_turn
-        self._streams: dict[str, Any] = {}
-        self._events: dict[str, Any] = {}
+        self._streams = _Streams(runtime.cupy)
+        self._events = defaultdict[str, Any](partial(runtime.cupy.cuda.Event, disable_timing=True))
         with ExitStack() as self._closing:
             with runtime.agreement("GPU: cuBLASLt and kernels"):
                 self.products = LocalProducts(runtime.cupy, self.scratch)
@@ -143,9 +158,9 @@ class Gpu:
 
     def begin(self, *names: str) -> None:
         """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
-        self.use_current_stream()
+        self._streams["main"] = stream = self._cupy.cuda.get_current_stream()
         if self.windows is not None and self.windows.size > 1:
-            self.windows.await_all(self._streams["main"])
+            self.windows.await_all(stream)
         for name in names:
             self.follow(name, "main")
 
@@ -163,50 +178,43 @@ class Gpu:
 
     def follow(self, later: str, earlier: str) -> None:
         """Let later work on ``later`` wait for all work so far on ``earlier``. Local."""
-        self.mark(earlier, earlier)
-        self.await_mark(later, earlier)
+        event = self._events[earlier]
+        event.record(self._streams[earlier])
+        self._streams[later].wait_event(event)
 
     def mark(self, name: str, stream: str) -> None:
         """Set a mark for all work so far on a stream. Local."""
-        event = self._events.get(name)
-        if event is None:
-            self._events[name] = event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(self.stream(stream))
+        self._events[name].record(self._streams[stream])
 
     def await_mark(self, stream: str, name: str) -> None:
         """Let later work on a stream wait for a mark. Local."""
-        self.stream(stream).wait_event(self._events[name])
+        self._streams[stream].wait_event(self._events[name])
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:
         """Signal ``rank`` that all earlier work on this stream is done. Local."""
         assert self.windows is not None
-        self.windows.raise_flag(self.stream(stream), rank, number)
+        self.windows.raise_flag(self._streams[stream], rank, number)
 
     def raise_flags(self, stream: str, flags: Sequence[tuple[int, int]]) -> None:
         """Signal ranks likewise, each with a number, without waiting for copy engines. Local."""
         if flags:
             assert self.windows is not None
-            self.windows.raise_flags(self.stream(stream), flags)
+            self.windows.raise_flags(self._streams[stream], flags)
 
     def await_flag(self, stream: str, rank: int, number: int) -> None:
         """Wait for ``rank``'s flag, next to a GEMM. Local."""
         assert self.windows is not None
-        self.windows.await_flag(self.stream(stream), rank, number)
+        self.windows.await_flag(self._streams[stream], rank, number)
 
     def await_flags(self, stream: str, flags: Sequence[tuple[int, int]]) -> None:
         """Wait for flags, each a rank and a number, sooner than ``await_flag``; no GEMM may run meanwhile. Local."""
         if flags:
             assert self.windows is not None
-            self.windows.await_flags(self.stream(stream), flags)
+            self.windows.await_flags(self._streams[stream], flags)
 
     def stream(self, name: str) -> Any:
         """Return CuPy's stream of that name, made the first time. Local."""
-        stream = self._streams.get(name)
-        if stream is None:
-            priority = _URGENT if name.startswith(("sum", "ahead", "net")) else 0
-            stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
-            self._streams[name] = stream
-        return stream
+        return self._streams[name]
 
     # -- work
 
@@ -244,7 +252,7 @@ class Gpu:
 
     def clear(self, stream: str, at: int, nbytes: int) -> None:
         """Set memory to zero. Local."""
-        self._runtime.memsetAsync(at, 0, nbytes, self.stream(stream).ptr)
+        self._runtime.memsetAsync(at, 0, nbytes, self._streams[stream].ptr)
 
     def one_kernel(self, kernel: OneKernel, job: KernelJob, blocks: int) -> None:
         """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run.
@@ -252,7 +260,7 @@ class Gpu:
         ``blocks`` is how many there may be: one on a multiprocessor.
         """
         self._take_turn()
-        kernel.launch(job, blocks, self.stream("main"))
+        kernel.launch(job, blocks, self._streams["main"])
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         """Copy a matrix from or to a peer, by a copy engine. Local.
@@ -263,7 +271,7 @@ class Gpu:
             count: how many equal matrices are copied.
             steps: the entries from one to the next, in ``to`` and in ``of``.
         """
-        at, kind = self.stream(stream).ptr, self._runtime.memcpyDefault
+        at, kind = self._streams[stream].ptr, self._runtime.memcpyDefault
         if count == 1 and to.ld == of.ld == of.cols:
             if of.rows * of.cols:
                 self._runtime.memcpyAsync(to.address, of.address, of.nbytes, kind, at)
@@ -293,15 +301,15 @@ class Gpu:
     def copy(self, stream: str, to: View, of: View) -> None:
         """Copy a matrix by a kernel. Local."""
         if of.rows * of.cols:
-            self.kernels.copy(self.stream(stream), to, of)
+            self.kernels.copy(self._streams[stream], to, of)
 
     def move(self, stream: str, moves: Iterable[Move]) -> None:
         """Copy blocks by a kernel; see ``Kernels.move``. Local."""
-        self.kernels.move(self.stream(stream), moves)
+        self.kernels.move(self._streams[stream], moves)
 
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""
-        self.kernels.add(self.stream(stream), parts, outs, **how)
+        self.kernels.add(self._streams[stream], parts, outs, **how)
 
     # -- work that is queued any number of times, on any stream
 
@@ -312,7 +320,7 @@ class Gpu:
     def launch_of_meeting(self) -> Launch:
         """Return what ``meet`` queues. Local."""
         assert self.windows is not None
-        return self.windows.meeting
+        return self.windows.meet
 
     def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
         """Return kernels that add matrices; see ``Kernels.sum``. Local."""
@@ -322,7 +330,7 @@ class Gpu:
 
     def _collective(self, across: bool) -> tuple[Any, int]:
         """Return the communicator and the stream of a collective: of all ranks, or of this one's rail. Local."""
-        return (self._rail, self.stream("net").ptr) if across else (self._comm, self.stream("main").ptr)
+        return (self._rail, self._streams["net"].ptr) if across else (self._comm, self._streams["main"].ptr)
 
     def reduce_scatter(self, of: View, to: View, rows: Sequence[int], *, across: bool = False) -> None:
         """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run.
