@@ -154,18 +154,28 @@ class Running:
         call: the name of the call in messages.
         checks: afterwards, look for ranks that have left; not needed if the call only queues work.
         computes: whether NumPy computes anything inside.
+        on_device: make the rank's device the current one, if it is not yet.
 
     Raises:
         ClosedError: the context is broken, another thread is using it, or MPI is finalized.
     """
 
-    def __init__(self, comm: Communicator, call: str, *, checks: bool = True, computes: bool = True) -> None:
-        self._comm, self._call, self._checks, self._computes = comm, call, checks, computes
+    def __init__(
+        self,
+        comm: Communicator,
+        call: str,
+        *,
+        checks: bool = True,
+        computes: bool = True,
+        on_device: bool = True,
+    ) -> None:
+        self._comm, self._call, self._on_device = comm, call, on_device
+        self._checks, self._computes = checks, computes
 
     def __enter__(self) -> None:
         check_alive(self._comm)
         channel = self._comm.channel
-        channel.take_turn(self._call)
+        channel.take_turn(self._call, on_device=self._on_device)
         if self._computes:
             self._before = np.seterr(all="ignore")
             self._outermost = channel.user_state is None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..layout.schemes import Form
 
 Planned = Operands | None
+_ALIKE = 128  # tokens
+_KEPT = 256  # choices for other numbers of tokens
 
 
 def plain_refusal(operands: Planned) -> str:
@@ -169,7 +171,7 @@ class Taken:
         follows: the name of the epilogue.
         measured: by name, the seconds that were measured for such a problem on this machine, if any.
         refused: by name, why those refuse the problem that would have come first.
-        rivals: those that may be taken for other sizes, by the least that they may cost: that, number and name.
+        number: the algorithm's number, the same on every rank.
     """
 
     name: str
@@ -179,12 +181,11 @@ class Taken:
     follows: str
     measured: Mapping[str, float]
     refused: Mapping[str, str]
-    rivals: Sequence[tuple[float, int, str]] = ()
+    number: int = field(init=False)
+    _resized: dict[tuple[int, int], Taken] = field(init=False, default_factory=dict)
 
-    @property
-    def number(self) -> int:
-        """The algorithm's number, the same on every rank."""
-        return [*self.known].index(self.name)
+    def __post_init__(self) -> None:
+        self.number = [*self.known].index(self.name)
 
     def verdicts(self) -> dict[str, Verdict]:
         """Return by name the verdict on every algorithm; those that come after the one taken are not tried. Local."""
@@ -198,11 +199,27 @@ class Taken:
                 found[name] = Verdict(applies=None, why=why)
         return found
 
-    def resized(self, engine: Engine, problem: AnyProblem) -> Taken | None:
-        """Return the choice for a problem that differs in sizes only, if algorithms need not be asked. Local."""
+    def resized(self, engine: Engine, problem: ParallelProblem) -> Taken | None:
+        """Return the choice for a problem that differs in tokens only, if algorithms need not be asked. Local.
+
+        It is that for the next multiple of 128 tokens, the rows that a GPU multiplies at once: for all numbers of
+        tokens in between a choice is made once.
+        """
+        most = -(-problem.tokens[0] // _ALIKE)
+        key = most, engine.measured.added
+        found = self._resized.get(key)
+        if found is None:
+            if len(self._resized) >= _KEPT:
+                self._resized.clear()
+            problem = problem.with_tokens(most * _ALIKE, 1)
+            self._resized[key] = found = self._for_problem(engine, problem)
+        return None if found.name in self.refused else found
+
+    def _for_problem(self, engine: Engine, problem: ParallelProblem) -> Taken:
+        """Return the choice for a problem, if what was refused still is. Local."""
         known, options, refused, name = self.known, self.options, self.refused, self.name
         measured = _measured(engine, problem, options, self.follows, alone=True)
-        rivals = self.rivals or sorted(
+        rivals = sorted(
             (row.least, number, other)
             for number, (other, row) in enumerate(known.items())
             if other not in refused or row.refuses_sizes
@@ -220,9 +237,7 @@ class Taken:
                     cost = math.inf if isinstance(viewed, str) else known[other].cost(engine, viewed, options)
                     best = min(best, (cost, number, other))
             name = best[2]
-        if name in refused:
-            return None
-        return Taken(name, known, problem, options, self.follows, measured, refused, rivals)
+        return Taken(name, known, problem, options, self.follows, measured, refused)
 
 
 def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, Verdict]:

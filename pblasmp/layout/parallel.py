@@ -173,16 +173,16 @@ class ParallelProblem(Problem):
         return self._rows_of(self.tokens, max(1, self.inner))
 
     def _rows_of(self, tokens: tuple[int, ...], inner: int) -> tuple[int, ...]:
-        if self.form != "matmul_reduce_scatter":
-            return (sum(tokens),) * len(tokens) if self.gathers else tokens
-        return tuple([inner * n for n in even_counts(tokens[0] // inner, self.size)])
+        if self.form == "matmul_reduce_scatter":
+            return tuple([inner * n for n in even_counts(tokens[0] // inner, len(tokens))])
+        return (sum(tokens),) * len(tokens) if self.form == "allgather_matmul" else tokens
 
     def with_tokens(self, first: int, inner: int) -> ParallelProblem:
         """Return the product of as many tokens on each rank: X's first dimension, and the tokens in each index. Local.
 
         Rows of X and of the result stay as many bytes apart.
         """
-        tokens = (first * inner,) * self.size
+        tokens = (first * inner,) * len(self.tokens)
         return changed(self, tokens=tokens, rows=self._rows_of(tokens, inner), inner=inner)
 
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002

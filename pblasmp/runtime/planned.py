@@ -15,26 +15,28 @@ from typing import Any, Literal
 from ..comm import vote_on
 from ..engines.method import Taken
 from ..engines.product import Product
+from ..layout import ParallelProblem
 from ..logs import logger
 from .plans import Plan
 from .user_call import Result, UserCall
 
 
-def run(call: UserCall[Result], *, voted: bool = False) -> Result:
+def run(call: UserCall[Result], *, voted: bool = False, kin: Kin | None = None) -> Result:
     """Return what a call computes, by a kept plan if there is one. Collective over the context.
 
     Args:
         call: the call.
         voted: whether this rank has tried a direct call, on which the ranks did not agree.
+        kin: of the call, if it is known to be none that was made before.
     """
     ctx = call.ctx
     with ctx.engine.on_device(), call.stream():
         signature = call.signature()
         if not voted:
-            number, remembered = ctx.calls.known(signature)
+            number, remembered = ctx.calls.known(signature) if kin is None else (0, None)
             found = _again(call, number, remembered) if number else None
             if found is None:
-                found = _varied(call, signature, number)
+                found = _varied(call, signature, number, kin)
             if found:
                 return found[0]
             voted = found is False
@@ -105,7 +107,7 @@ def _again(call: UserCall[Result], number: int, remembered: Any) -> tuple[Result
 
 
 def _varied(
-    call: UserCall[Result], signature: Hashable, before: int
+    call: UserCall[Result], signature: Hashable, before: int, kin: Kin | None
 ) -> tuple[Result] | Literal[False] | None:
     """Return what a call computes that differs from an earlier one as ``vary`` says. Collective over the context.
 
@@ -116,18 +118,20 @@ def _varied(
     Args:
         call, signature: the call, and what decides how it is computed.
         before: the number of an earlier call like this one; 0: it is new.
+        kin: the earlier one, if it has been looked up.
 
     Returns:
         As for ``_again``.
     """
-    ctx = call.ctx
+    ctx, calls = call.ctx, call.ctx.calls
     try:
-        number, known = ctx.calls.known(kin := call.kin())
-        varied = call.vary(known.remembered) if number else None
-        if varied is None:
+        if kin is None:
+            kin = calls.known(call.kin())[1]
+        varied = None if kin is None else call.vary(kin.remembered)
+        if kin is None or varied is None:
             return None
         plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
-        found = known.resized(call) if plan is None else (plan._product, plan._choice)
+        found = kin.resized(call) if plan is None else (plan._product, plan._choice)
         if found is None:
             return None
         product, choice = found
@@ -136,17 +140,16 @@ def _varied(
         logger.debug("%s: it is read as a new call", call.name, exc_info=True)
         return None
     queues = product.queues
-    with ctx.running(call.name, checks=not queues, computes=not queues):
-        vote = hash((number, before, plan is None, choice.number, *varied)) & _VOTES
+    with ctx.running(call.name, checks=not queues, computes=not queues, on_device=False):
+        vote = hash((kin.number, before, plan is None, choice.number, *varied)) & _VOTES
         if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
             return False
-        ctx.calls.renew(kin)  # first: it may be the next to go
-        call.number = ctx.calls.remember(signature, call.remembered())
+        calls.renew(kin.signature)  # first: it may be the next to go
+        call.number = calls.remember(signature, call.remembered())
         run = partial(product.run, operands)
         if plan is not None:
             call.ran_by = plan
             return (plan._run(call, run, partial(ctx.kept.find, call.key(0))),)
-        known.add(product, choice)
         if not before:
             ctx.control.channel.runs += 1
             return (call.result(run()),)
@@ -156,17 +159,21 @@ def _varied(
 
 
 class Kin:
-    """A call from which others may be derived, and how it and those derived from it were computed. Local.
+    """A call from which others may be derived, and how it was computed. Local.
 
     Args:
+        signature: what they have in common.
         remembered: what was read of it.
 
     Attributes:
-        remembered: as above.
+        signature, remembered: as above.
+        number: by which the ranks know it.
     """
 
-    def __init__(self, remembered: Any) -> None:
-        self.remembered = remembered
+    number = 0
+
+    def __init__(self, signature: Hashable, remembered: Any) -> None:
+        self.signature, self.remembered = signature, remembered
         self._products: dict[str, Product] = {}
 
     def add(self, product: Product, choice: Taken) -> None:
@@ -177,6 +184,7 @@ class Kin:
     def resized(self, call: UserCall[Any]) -> tuple[Product, Taken] | None:
         """Return what computes a call of another size; None if it must be prepared."""
         problem = call.task().problem
+        assert isinstance(problem, ParallelProblem)
         choice = self._choice.resized(call.ctx.engine, problem)
         if choice is None or (product := self._products.get(choice.name)) is None:
             return None
@@ -190,9 +198,9 @@ def _remember_kin(call: UserCall[Any], plan: Plan[Any]) -> None:
     Every rank does so after the same calls, whether there may be others or not.
     """
     calls, signature = call.ctx.calls, call.kin()
-    known = calls.known(signature)[1] or Kin(call.remembered())
-    known.add(plan._product, plan._choice)
-    calls.remember(signature, known)
+    kin = calls.known(signature)[1] or Kin(signature, call.remembered())
+    kin.add(plan._product, plan._choice)
+    kin.number = calls.remember(signature, kin)
 
 
 _VOTES = (1 << 62) - 1  # numbers of votes

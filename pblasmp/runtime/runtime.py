@@ -342,7 +342,9 @@ class Runtime(Generic[Matrix]):
         self.check_open()
         return Agreement(self.control, call, nests=nests)
 
-    def running(self, call: str, *, checks: bool = True, computes: bool = True) -> Running:
+    def running(
+        self, call: str, *, checks: bool = True, computes: bool = True, on_device: bool = True
+    ) -> Running:
         """Return the block that goes around every collective call, including its agreements. Local.
 
         ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
@@ -352,7 +354,7 @@ class Runtime(Generic[Matrix]):
             ClosedError: the context is closed.
         """
         self.check_open()
-        return Running(self.control, call, checks=checks, computes=computes)
+        return Running(self.control, call, checks=checks, computes=computes, on_device=on_device)
 
     def all_repeat(self, call: str, number: int, ready: bool) -> bool | None:
         """Return whether all ranks are ready to repeat the call of that number in the same way. Collective.

@@ -112,26 +112,23 @@ class ArrayFacts:
             ),
         )  # fmt: skip
 
-    def fitted(
-        self, problem: ParallelProblem, rank: int, firsts: Sequence[int], lead: tuple[int, ...]
-    ) -> ArrayFacts:
+    def fitted(self, problem: ParallelProblem, rank: int, first: int, lead: tuple[int, ...]) -> ArrayFacts:
         """Return it with the shapes of the results, which depend on other ranks' sizes. Local.
 
         Args:
             problem: the product of all ranks.
             rank: this one.
-            firsts: x's first dimension on each rank.
+            first: the sum of x's first dimensions on all ranks.
             lead: x's dimensions except the last.
         """
         form, outputs, rest = problem.form, problem.outputs, lead[1:]
-        whole = (sum(firsts), *rest)
         if form == "allgather_matmul":
-            shape = (*whole, outputs[rank])
+            shape = (first, *rest, outputs[rank])
         elif form == "matmul_reduce_scatter":
-            shape = (even_counts(firsts[0], len(firsts))[rank], *rest, outputs[rank])
+            shape = (even_counts(lead[0], len(outputs))[rank], *rest, outputs[rank])
         else:
             shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
-        gathered = (*whole, problem.inputs[0]) if problem.return_gathered else None
+        gathered = (first, *rest, problem.inputs[0]) if problem.return_gathered else None
         return changed(self, lead=lead, shape=shape, gathered_shape=gathered)
 
 

@@ -110,6 +110,7 @@ class ParallelCall(UserCall[Any]):
 
     # once the arrays are read, or known to be like earlier ones
     _addresses: tuple[int, ...] = field(init=False)
+    _fixed: bool = field(init=False)  # arrays are looked at although they are like earlier ones
     _known: ArrayFacts = field(init=False)
     _local: Operands = field(init=False)
     _result: Any = field(init=False)
@@ -331,22 +332,19 @@ class ParallelCall(UserCall[Any]):
             ArgumentError: a scale is none, or c or out overlaps an array that it must not.
         """
         self._made, self._spec, self._known = remembered, remembered.spec, remembered.known
+        known = remembered.known
         self._result, self._gathered, addresses = remembered.results(self.x, self.w, self.bias, self.out)
-        self._addresses = (*addresses, *addresses_of(self.c)) if "c" in self._known.shapes else addresses
-        if self._may_fail:
+        self._addresses = (*addresses, *addresses_of(self.c)) if "c" in known.shapes else addresses
+        self._fixed = bool(known.shapes or known.scales)
+        if self._fixed:
             self._local = self._at_addresses()
         return self._addresses if self.scales is None else ()
 
     def placed(self, product: Product) -> Operands:
         """Return the operands of a call that has its place, as a product takes them. Local."""
-        if not self._may_fail:
+        if not self._fixed:
             self._local = self._at_addresses(product.operand_at)
         return self._local
-
-    @property
-    def _may_fail(self) -> bool:
-        """Whether arrays must be looked at although they are like earlier ones."""
-        return bool(self._known.shapes or self._known.scales)
 
     def _at_addresses(self, views: Callable[..., Any] | None = None) -> Operands:
         """Return the local arrays, or what ``views`` makes, by their addresses. Local; raises as ``place``."""
@@ -397,7 +395,7 @@ class ParallelCall(UserCall[Any]):
                 )
             if self.by_rule:
                 check_rule(self.form, firsts, problem.outputs)
-            self._known = known.fitted(problem, ctx.rank, firsts, known.lead)
+            self._known = known.fitted(problem, ctx.rank, sum(firsts), known.lead)
             self._finish(problem.outputs_first)
             facts["w's outputs come first in memory"] = self._known.outputs_first
         self._spec = Specification(problem, options, self.activation, known.has_bias, known.scales)
@@ -589,5 +587,5 @@ def multiply(
         call = ParallelCall(form, ctx, x, w, c, out, bias, scales, **how, seen=seen)
     else:
         call = kin.remembered.call_on(seen, x, w, bias)
-    result = run(call)
+    result = run(call, kin=kin)
     return result, call.remembered().ran(call) if plain and call.number else None

@@ -49,7 +49,7 @@ class Made:
     plan: Plan[Any] | None = None
 
     def __init__(self, call: Any) -> None:
-        self.spec, self.known, self._seen = call._spec, call._known, call.seen
+        self.spec, self.known, self._seen, self._rank = call._spec, call._known, call.seen, call.ctx.rank
         self._stream = stream_getter(call.x)
         given = call.x, call.w, call.bias, call.out
         self._tensors = all(is_torch(each) for each in given if each is not None)
@@ -71,11 +71,11 @@ class Made:
         lead = seen[1]
         if lead is None or not self._varies:
             return None
-        ctx, first = self._call.ctx, lead[0] if lead else 1
+        first = lead[0] if lead else 1
         spec = self.spec.with_tokens(first, math.prod(lead[1:]))
         if spec is None:
             return None
-        known = self.known.fitted(spec.problem, ctx.rank, (first,) * ctx.size, lead)
+        known = self.known.fitted(spec.problem, self._rank, first * spec.problem.size, lead)
         return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
 
     def call_on(self, seen: Seen | None, x: Any, w: Any, bias: Any) -> Any:
@@ -159,18 +159,18 @@ def seen_of(
         return None
     # 1, 1.0 and 1 + 0j are equal
     scaled = None if scales is None else tuple(scales.facts())
-    same = form, *how, *how.values(), type(alpha), type(beta), _kind(w), _kind(bias), scaled
+    same = (
+        form, *how, *how.values(), type(alpha), type(beta), _kind(w), None if bias is None else _kind(bias), scaled
+    )  # fmt: skip
     if c is out is None and how.get("algo") != "measure":
         shape, tensor = x.shape, is_torch(x)
         if 0 not in shape and (x.is_contiguous() if tensor else x.flags.c_contiguous):
             return (*same, shape[-1], len(shape), _sort(x, tensor)), tuple(shape[:-1])
-    return (*same, _kind(x), _kind(c), _kind(out)), None
+    return (*same, _kind(x), None if c is None else _kind(c), None if out is None else _kind(out)), None
 
 
 def _kind(array: Any) -> Hashable:
     """Return what a call looks at of an array, apart from its values and where they are. Local."""
-    if array is None:
-        return None
     tensor = is_torch(array)
     return array.shape, array.stride() if tensor else array.strides, _sort(array, tensor)
 

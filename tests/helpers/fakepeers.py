@@ -301,6 +301,9 @@ class FakePeer:
             if name == ONE_KERNEL_INBOXES:  # all new memory is zero, but nothing else needs it
                 self.peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
 
+    def symmetric_of_all(self, name: str) -> dict[int, int]:
+        return {rank: self.symmetric(name, rank) for rank in range(self.size)}
+
     def symmetric(self, name: str, rank: int) -> int:
         assert rank in self._near, f"rank {self.rank} does not reach rank {rank}"
         return self.peers.meetings["reserve " + name, 0][rank][0]

@@ -64,7 +64,7 @@ class MessageSum(ParallelProduct):
     """GEMM + ReduceScatter, or + AllReduce: each rank receives its rows of all partial products and sums them."""
 
     def _prepare(self) -> None:
-        self._parts = [self.rows_of(rank) for rank in range(self.size)]
+        self._parts = self.added
         self.path = "push: partial products are summed by the rank that owns their rows"
         if self.everywhere:
             self.path += ", and gathered"
@@ -230,7 +230,6 @@ class PulledSum(TensorProduct[OperandsT]):
         p = self.p
         shape = p.tokens[0], p.outputs[0]
         self.shared["parts"] = Memory(self.travels, [shape] * p.size)
-        self._rows = [self.rows_of(rank) for rank in range(self.size)]
         if self.everywhere:
             self.shared["sums"] = Memory(p.out_dtype, [shape] * p.size)
 
@@ -239,7 +238,7 @@ class PulledSum(TensorProduct[OperandsT]):
         self.part(operands, operands.a, parts[self.rank])
         sums = self.everyones("sums") if self.everywhere else []
         self.meet()
-        mine = self._rows[self.rank]
+        mine = self.added[self.rank]
         parts = [part[mine] for part in parts]
         if not sums:
             self.add(operands, parts, [out], c)
@@ -247,7 +246,7 @@ class PulledSum(TensorProduct[OperandsT]):
         self.add(operands, parts, [out[mine], sums[self.rank][mine]], None if c is None else c[mine])
         self.meet()
         for rank in self.peers:
-            self.copy(operands.d[self._rows[rank]], sums[rank][self._rows[rank]])
+            self.copy(operands.d[self.added[rank]], sums[rank][self.added[rank]])
 
 
 class _SharedSum(PulledSum[Operands], ParallelProduct):
@@ -255,7 +254,7 @@ class _SharedSum(PulledSum[Operands], ParallelProduct):
 
     def _prepare(self) -> None:
         super()._prepare()
-        mine = self._rows[self.rank]
+        mine = self.added[self.rank]
         row = self.p.outputs[0] * self.travels.itemsize
         self.copied_bytes = (mine.stop - mine.start) * row * (self.size - 1)
 
@@ -296,13 +295,13 @@ class RingSum(ParallelProduct):
         x, c, exact = operands.a, operands.c, self.travels
         total = self.everyones("total")[self.rank]
         for step in range(self.size):
-            rows = self.rows_of((self.rank + 1 + step) % self.size)
+            rows = self.added[(self.rank + 1 + step) % self.size]
             if step == 0:
                 self.part(operands, x[rows], total[rows])
             else:
                 self.meet()
                 self._accumulate(operands, x[rows], total[rows])
-        mine = self.rows_of(self.rank)
+        mine = self.added[self.rank]
         own = total[mine]
         if c is not None:
             there = c[mine] if self.everywhere else c

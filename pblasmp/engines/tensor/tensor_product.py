@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -130,7 +130,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices."""
-        return sum(rows * cols for rows, cols in self.shapes) * self.dtype.itemsize
+        return sum([rows * cols for rows, cols in self.shapes]) * self.dtype.itemsize
 
 
 class TensorProduct(Product, Generic[OperandsT]):
@@ -141,6 +141,7 @@ class TensorProduct(Product, Generic[OperandsT]):
         options: alpha, beta, types.
         rank, size: of the ranks.
         peers: the other ranks, in an order that spreads the receivers.
+        everywhere: every rank gets all sums, not only those of its rows.
         travels: the type in which partial sums travel.
         own: this rank's memory by name, set by ``_prepare``.
         shared: memory that all ranks reach by name, set by ``_prepare``.
@@ -156,6 +157,7 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     def _begin(self, p: ParallelProblem, options: Options, rank: int, size: int) -> None:
         self.p, self.options, self.rank, self.size = p, options, rank, size
+        self.everywhere = p.form == "matmul_allreduce"
         self.peers = [(rank + step) % size for step in range(1, size)]
         self.own: dict[str, Memory] = {}
         self.shared: dict[str, Memory] = {}
@@ -171,7 +173,7 @@ class TensorProduct(Product, Generic[OperandsT]):
         """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=True)
-        for name in ("graphs", "_ends"):
+        for name in ("graphs", "added"):
             other.__dict__.pop(name, None)
         other._size()
         return other if other.covered else None
@@ -192,25 +194,16 @@ class TensorProduct(Product, Generic[OperandsT]):
             return int(p.tokens[self.rank] * p.inputs[0] * p.dtype.itemsize * others)
         if not p.sums:
             return int(p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * others)
-        rows = self.rows_of(self.rank)
+        rows = self.added[self.rank]
         mine, outputs = rows.stop - rows.start, p.outputs[0]
         results = mine * outputs * p.out_dtype.itemsize * others if self.everywhere else 0
         return int((p.tokens[0] - mine) * outputs * self.travels.itemsize + results)
 
-    @property
-    def everywhere(self) -> bool:
-        """Whether every rank gets all sums, not only those of its rows."""
-        return self.p.form == "matmul_allreduce"
-
-    def rows_of(self, rank: int) -> slice:
-        """Return the rows that a rank adds: of its own result, or its share if every rank gets all sums."""
-        return slice(self._ends[rank], self._ends[rank + 1])
-
     @cached_property
-    def _ends(self) -> list[int]:
-        """Where each rank's rows begin, and where the last ones end."""
-        p = self.p
-        return offsets(shares(p.tokens[0], p.size) if self.everywhere else p.rows)
+    def added(self) -> list[slice]:
+        """The rows that each rank adds: of its own result, or its share if every rank gets all sums."""
+        ends = offsets(shares(self.p.tokens[0], self.size) if self.everywhere else self.p.rows)
+        return [slice(start, stop) for start, stop in pairwise(ends)]
 
     # -- tools
 

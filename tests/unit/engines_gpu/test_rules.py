@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.tensor import copy_methods
+from pblasmp.engines.method import Taken
+from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import PRODUCTS
 
@@ -146,3 +150,43 @@ def test_between_nodes_nccl_is_taken():
     )  # fmt: skip
     costs = {name: copy_methods.cost_by_rule(name, p, H200, domains=2) for name in ("nccl", "push")}
     assert costs["nccl"] < costs["push"] < 1
+
+
+def test_other_numbers_of_tokens_take_what_the_next_multiple_of_128_takes(monkeypatch):
+    """By rule, or by times that were measured; the rule is asked once for all numbers in between."""
+    form, asked = "matmul_allreduce", []
+    rows = {row.name: row for row in copy_methods.METHODS if form in row.forms}
+    measured = SimpleNamespace(added=0, entries={}, seconds=lambda *_: {"push": 1e-6, "nccl": 2e-6})
+    gpu = SimpleNamespace(multiprocessors=H200, domains=((0, 1),), capability=90, why_no_windows="", size=2)
+    runtime = SimpleNamespace(size=2)
+    engine: Any = SimpleNamespace(
+        measured=measured, session=SimpleNamespace(gpu=gpu, runtime=runtime, refused={})
+    )
+    cost = copy_methods.cost_by_rule
+
+    def counted(name: str, p: ParallelProblem, *args: Any, **how: Any) -> float:
+        asked.append(p.tokens[0])
+        return cost(name, p, *args, **how)
+
+    monkeypatch.setattr(copy_methods, "cost_by_rule", counted)
+
+    def of(tokens: int) -> ParallelProblem:
+        return split(form, 2, (tokens, 1792, 4096))
+
+    first = Taken(
+        "one_shot", rows, of(100), Options(), "", {}, {"one_kernel": "it is refused", "ring": "it is, too"}
+    )
+    names = {}
+    for tokens in range(9400, 9900):
+        found = first.resized(engine, of(tokens))
+        assert found is not None
+        names[tokens] = found.name
+    assert {*asked} == {9472, 9600, 9728, 9856, 9984}
+    assert len(asked) <= len(rows) * 5
+    whole = {tokens: (-(-tokens // 128) * 128, 1792, 4096) for tokens in names}
+    assert names == {tokens: taken(form, 2, sizes, refused={"ring"}) for tokens, sizes in whole.items()}
+    assert {*names.values()} == {"one_shot", "push"}
+    measured.entries["some"] = measured.added = 1
+    found = first.resized(engine, of(9400))
+    assert found is not None
+    assert found.name == "push"

@@ -8,7 +8,7 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -130,6 +130,15 @@ class Gpu:
         if rank == self.rank and self.arena.captured:
             buffer.captured = True
         return buffer.peers[rank]
+
+    def symmetric_of_all(self, name: str) -> Mapping[int, int]:
+        """Return by rank what ``symmetric`` returns. Local."""
+        if self.windows is None:
+            return dict.fromkeys(range(self.size), self.scratch(name, 0))
+        buffer = self.windows.buffer(name)
+        if self.arena.captured:
+            buffer.captured = True
+        return buffer.peers
 
     def symmetric_bytes(self, name: str) -> int:
         """Return the size of a symmetric buffer, the same on every rank. Local."""

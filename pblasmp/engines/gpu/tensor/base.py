@@ -35,6 +35,9 @@ class Views:
         p: the product.
         options: says whether C is read.
         operands: of the run.
+
+    Attributes:
+        scaled: the scales of the operands alone: for products whose parts are added later.
     """
 
     def __init__(self, gpu: Gpu, p: ParallelProblem, options: Options, operands: Operands) -> None:
@@ -43,10 +46,11 @@ class Views:
         c, e, scales, gathered = run.c, run.epilogue, run.scales, run.gathered
         if options.beta == 0:
             c = None
-        self.a = View.of(run.a, p.dtype, "x")
-        self.b = View.of(run.b, p.w_dtype, "w")
+        a, b, d = run.a, run.b, run.d
+        self.a = a if type(a) is View else View.of(a, p.dtype, "x")
+        self.b = b if type(b) is View else View.of(b, p.w_dtype, "w")
         self.c = None if c is None else View.of(c, p.c_dtype or p.out_dtype, "c")
-        self.d = View.of(run.d, p.out_dtype, "out")
+        self.d = d if type(d) is View else View.of(d, p.out_dtype, "out")
         self.gathered = None if gathered is None else View.of(gathered, p.dtype, "gathered X")
         bias = None if e is None else e.bias
         if bias is not None and type(bias) is not View:
@@ -54,14 +58,12 @@ class Views:
         self.bias: View | None = bias
         self.activation = None if e is None else e.activation
         self.scale_x = self.scale_w = self.scale_d = self.amax = 0
+        self.scaled = PLAIN
         if scales is not None:
             given = scales.a, scales.b, scales.d, scales.amax
             self.scale_x, self.scale_w, self.scale_d, self.amax = map(gpu.scalar, given)
-
-    @property
-    def scaled(self) -> Fused:
-        """The scales of the operands alone: for products whose parts are added later."""
-        return Fused(scale_x=self.scale_x, scale_w=self.scale_w) if self.scale_x or self.scale_w else PLAIN
+            if self.scale_x or self.scale_w:
+                self.scaled = Fused(scale_x=self.scale_x, scale_w=self.scale_w)
 
 
 class CopyProduct(TensorProduct[Views]):
@@ -110,7 +112,7 @@ class CopyProduct(TensorProduct[Views]):
 
     def _size(self) -> None:
         self._nbytes = 0
-        super()._size()
+        self._prepare()
         for name, memory in self.own.items():
             self._reserve(name, memory.nbytes)
         if is_float8(self.p.out_dtype):
@@ -145,8 +147,10 @@ class CopyProduct(TensorProduct[Views]):
     @property
     def covered(self) -> bool:
         """Whether all symmetric memory that it needs is there, on every rank then."""
+        if self.gpu.alone:
+            return True
         bytes_of = self.gpu.symmetric_bytes
-        return self.gpu.alone or all(bytes_of(name) >= nbytes for name, nbytes in self._sizes.items())
+        return not [name for name, nbytes in self._sizes.items() if bytes_of(name) < nbytes]
 
     @property
     def queues(self) -> bool:
@@ -179,7 +183,7 @@ class CopyProduct(TensorProduct[Views]):
     def buffers(self) -> dict[str, int]:
         """Return the symmetric buffers and their sizes, the same on every rank. Local."""
         return {
-            name: max(rows * cols for rows, cols in memory.shapes) * memory.dtype.itemsize
+            name: max([rows * cols for rows, cols in memory.shapes]) * memory.dtype.itemsize
             for name, memory in self.shared.items()
         }
 
@@ -282,7 +286,11 @@ class CopyProduct(TensorProduct[Views]):
 
     def everyones(self, name: str) -> list[View]:
         """Return each rank's matrix of the symmetric memory of that name. Local."""
-        return [self.at(name, rank) for rank in range(self.size)]
+        wanted, places = self.shared[name], self.gpu.symmetric_of_all(name)
+        return [
+            View(places[rank], rows, cols, cols, wanted.dtype)
+            for rank, (rows, cols) in enumerate(wanted.shapes)
+        ]
 
     def at(self, name: str, rank: int) -> View:
         """Return a rank's matrix of the symmetric memory of that name. Local."""

@@ -107,8 +107,7 @@ class RingAllReduce(CopyProduct):
         return super().why_not(gpu, p, options)
 
     def _prepare(self) -> None:
-        self.rows = [self.rows_of(rank) for rank in range(self.size)]
-        halves = [(rows.stop - rows.start, self.p.outputs[0]) for rows in self.rows]
+        halves = [(rows.stop - rows.start, self.p.outputs[0]) for rows in self.added]
         self.pieces = [self._pieces(rows) for rows, _ in halves]
         self.count = max(len(found) for found in self.pieces)
         (peer,) = self.peers
@@ -121,7 +120,7 @@ class RingAllReduce(CopyProduct):
 
     def _multiply(self, operands: Views) -> None:
         gpu, mine, (peer,) = self.gpu, self.rank, self.peers
-        x, out = ([matrix[rows] for rows in self.rows] for matrix in (operands.a, operands.d))
+        x, out = ([matrix[rows] for rows in self.added] for matrix in (operands.a, operands.d))
         partial, inboxes, sums = self.memory("partial"), self.everyones("parts"), self.everyones("sums")
         turns = cycle(("main", "gemm"))
         for piece, lines in enumerate(self.pieces[peer]):
