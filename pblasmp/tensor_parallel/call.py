@@ -116,6 +116,7 @@ class ParallelCall(UserCall[Any]):
     _result: Any = field(init=False)
     _gathered: Any = field(init=False, default=None)
     _spec: Specification = field(init=False)  # once those of all ranks are known
+    _like: Made | None = field(init=False, default=None)  # by which it was made, on arrays of the same kind
     _made: Made | None = field(init=False, default=None)  # like which it is
     # of a plan
     _buffer: Any = field(init=False, default=None)  # its own x
@@ -127,6 +128,8 @@ class ParallelCall(UserCall[Any]):
 
     def stream(self) -> AbstractContextManager[Any]:
         """Return the block in which the stream of the arrays is the current one. Local."""
+        if self._like is not None:
+            return self._like.on_stream()
         return on_stream_of(self.ctx.engine, self.w if isinstance(self.x, (tuple, type(None))) else self.x)
 
     def signature(self) -> Hashable:
@@ -366,7 +369,7 @@ class ParallelCall(UserCall[Any]):
             ),
             at(c[0], (p.rows[rank], width), known.c_dtype, known.lds[2]) if c else None,
             at(result, (p.rows[rank], width), known.out_dtype, known.lds[3]),
-            self._epilogue(row), scales,
+            self._epilogue(row) if known.has_bias or self.activation else None, scales,
             at(gathered, (sum(p.tokens), inputs), known.dtype) if known.gathered_shape else None,
         )  # fmt: skip
         if known.shapes:

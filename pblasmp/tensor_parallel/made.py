@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,12 +16,12 @@ from ..runtime.interop import (
     is_torch,
     loses_gradient,
     new_like,
-    on_stream_of,
     stream_getter,
     torch_type,
 )
 from ..runtime.planned import run
 from ..runtime.plans import Plan
+from ..runtime.user_call import NO_STREAM
 from .array_facts import ArrayFacts
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ class Made:
     def __init__(self, call: Any) -> None:
         self.spec, self.known, self._seen, self._rank = call._spec, call._known, call.seen, call.ctx.rank
         self._stream = stream_getter(call.x)
+        self._device = call.x.device.index if is_torch(call.x) else None
         given = call.x, call.w, call.bias, call.out
         self._tensors = all(is_torch(each) for each in given if each is not None)
         if self._tensors:
             self._dtype, self._gathered_dtype = map(torch_type, (self.known.out_dtype, self.known.dtype))
         self._call = changed(call, x=None, w=None, c=None, out=None, bias=None, scales=None)
-        for name in ("_local", "_result", "_gathered", "_made"):
+        for name in ("_local", "_result", "_gathered", "_like", "_made"):
             setattr(self._call, name, None)
         self._varies = self.spec.varies
 
@@ -85,7 +87,12 @@ class Made:
             seen: of the arguments.
             x, w, bias: the arrays; none of the others was given.
         """
-        return changed(self._call, seen=seen, x=x, w=w, bias=bias)
+        return changed(self._call, seen=seen, x=x, w=w, bias=bias, _like=self)
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """Return a context in which the engine queues on PyTorch's stream if x is a tensor on a GPU. Local."""
+        handle = self._stream()
+        return NO_STREAM if handle is None else self._call.ctx.engine.on_stream(handle, self._device)
 
     def __call__(self, x: Any, w: Any, bias: Any) -> tuple[Any, Made]:
         """Make the call; return what the function does, and what makes it again. Collective over the context.
@@ -98,8 +105,7 @@ class Made:
             ctx = self._call.ctx
             y, gathered, addresses = self.results(x, w, bias)
             done = plan.rerun(
-                addresses, self.number, partial(ctx.kept.find, self.spec), partial(on_stream_of, ctx.engine, x),
-                self._stream(),
+                addresses, self.number, partial(ctx.kept.find, self.spec), self.on_stream, self._stream(),
             )  # fmt: skip
             if done:
                 return y if gathered is None else (y, gathered), self

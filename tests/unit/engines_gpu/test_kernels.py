@@ -16,7 +16,7 @@ import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.compiler import Kernel, stand_in
-from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, common_run, vector_width
+from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, vector_width, word_of
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
 from tests.helpers import fakelapack
@@ -233,11 +233,14 @@ def test_nothing_is_launched_for_nothing(cupy, kernels):
     assert not cupy.launches
 
 
-@pytest.mark.parametrize(
-    ("numbers", "run"), [([], 16), ([0, 0], 16), ([32, 48], 16), ([24, 16], 8), ([4096, 6], 2), ([7], 1)]
-)
-def test_words_are_as_wide_as_everything_allows(numbers, run):
-    assert common_run(numbers) == run
+@pytest.mark.parametrize(("to", "there", "of", "extents", "run"), [
+    (0, 0, 0, (1, 1, 5, 32), 16), (32, 48, 64, (1, 1, 5, 32), 16), (24, 0, 16, (1, 1, 5, 32), 8),
+    (32, 6, 4096, (1, 1, 5, 32), 2), (32, 6, 4096, (1, 1, 1, 32), 16), (32, 32, 7, (1, 1, 5, 32), 1),
+    (32, 32, 32, (1, 1, 5, 12), 4),
+])  # fmt: skip
+def test_words_are_as_wide_as_everything_allows(to, there, of, extents, run):
+    """Addresses, lengths, and the distances between what there is more than one of."""
+    assert word_of((to, (1, 1, there), of, (1, 1, 16), extents)) == run
 
 
 _BYTES = {"quad": 16, "u64": 8, "u32": 4, "u16": 2, "u8": 1}

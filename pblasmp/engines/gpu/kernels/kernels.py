@@ -7,7 +7,6 @@ CUDA's are not found everywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype
 from ....errors import ArgumentError
-from .compiler import CompiledKernels, Kernel, Launch, cuda
+from .compiler import CompiledKernels, Grid, Kernel, Launch, cuda
 from .views import Move, View
 
 _VECTOR_BYTES = 16
@@ -60,14 +59,6 @@ def vector_width(part: np.dtype, cols: int, views: Sequence[View]) -> int:
     return width
 
 
-def common_run(numbers: Sequence[int]) -> int:
-    """Return the most bytes, up to 16, a power of two, that every number is a multiple of. Local."""
-    together = 0
-    for number in numbers:
-        together |= number
-    return min(_VECTOR_BYTES, together & -together) if together else _VECTOR_BYTES
-
-
 class Tile(NamedTuple):
     """A part of matrices that are added: the addresses of D, X and C, and how many rows and columns it has.
 
@@ -100,6 +91,7 @@ class Deal(NamedTuple):
     skipped: int
 
 
+_Moved = tuple[Kernel, Grid, Sequence[int], Sequence[int]]
 Stored = tuple[bool, int]  # whether a matrix is in Fortran order, and its leading dimension
 
 
@@ -111,6 +103,7 @@ class Kernels(CompiledKernels):
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         self.multiprocessors = int(properties["multiProcessorCount"])
         self._adders: dict[tuple[Any, ...], Kernel] = {}
+        self._movers: dict[tuple[Any, ...], Kernel] = {}
 
     def signal(self, what: str, flags: Sequence[int], rank: int, kind: int, kinds: int) -> Launch:
         """Return half a barrier of all ranks, or a whole one. Local.
@@ -179,10 +172,13 @@ class Kernels(CompiledKernels):
         width = vector_width(first.dtype, first.cols, [*parts, *outs, *([c] if c else [])])
         lines = first.cols // width
         exact = accumulation_dtype(first.dtype)
-        kernel = self._adder(
+        kind = (
             first.dtype, out.dtype, exact, c.dtype if c else exact, bias.dtype if bias else exact,
             len(parts), len(outs), width, _index(first.rows * lines),
         )  # fmt: skip
+        kernel = self._adders.get(kind)
+        if kernel is None:
+            self._adders[kind] = kernel = self._adder(*kind)
         grid = min(blocks or 2 * self.multiprocessors, -(-first.rows * lines // _THREADS))
         kernel(stream, (grid, 1), _THREADS, (
             *([part.address for part in parts] or [0]), first.ld,
@@ -196,17 +192,14 @@ class Kernels(CompiledKernels):
 
         An operand needs a type even if it is not read.
         """
-        found = self._adders.get(kind)
-        if found is None:
-            *types, parts, outs, width, index = kind
-            names = ("PART", "OUT", "SUM", "CTYPE", "BIAS")
-            of_types = {name: CUDA_TYPES[dtype] for name, dtype in zip(names, types, strict=True)}
-            macros: dict[str, Any] = {**of_types, "P": parts, "OUTS": outs, "V": width, "INDEX": index}
-            if types[1].itemsize == 1:
-                macros["FLOAT8"] = 1
-            parameters = f"{parts or 1}QQ{outs}QQQQQQQ{_letters(types[2])}QiQQ"
-            found = self._adders[kind] = self._compiled("add", cuda("add.cu"), parameters, **macros)
-        return found
+        *types, parts, outs, width, index = kind
+        names = ("PART", "OUT", "SUM", "CTYPE", "BIAS")
+        of_types = {name: CUDA_TYPES[dtype] for name, dtype in zip(names, types, strict=True)}
+        macros: dict[str, Any] = {**of_types, "P": parts, "OUTS": outs, "V": width, "INDEX": index}
+        if types[1].itemsize == 1:
+            macros["FLOAT8"] = 1
+        parameters = f"{parts or 1}QQ{outs}QQQQQQQ{_letters(types[2])}QiQQ"
+        return self._compiled("add", cuda("add.cu"), parameters, **macros)
 
     def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
@@ -218,8 +211,8 @@ class Kernels(CompiledKernels):
 
     def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
         """Queue what ``moves`` returns. Local."""
-        for launch in self.moves(moves, conjugate=conjugate):
-            launch(stream)
+        for kernel, grid, arguments, _ in self._moves(moves, conjugate):
+            kernel(stream, grid, _THREADS, arguments)
 
     def moves(self, moves: Iterable[Move], *, conjugate: int = 0) -> list[Launch]:
         """Return copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
@@ -234,6 +227,13 @@ class Kernels(CompiledKernels):
         Raises:
             ArgumentError: an extent or a stride is negative, or no multiple of the bytes of complex numbers.
         """
+        return [
+            kernel.launch(grid, _THREADS, arguments, addresses)
+            for kernel, grid, arguments, addresses in self._moves(moves, conjugate)
+        ]
+
+    def _moves(self, moves: Iterable[Move], conjugate: int) -> list[_Moved]:
+        """Return kernels, each with its grid, its arguments, and which of them are addresses."""
         alike: dict[tuple[int, int], list[Move]] = {}
         for each in moves:
             _, there, _, here, extents = each
@@ -242,7 +242,7 @@ class Kernels(CompiledKernels):
                     f"extents {tuple(extents)}, strides {tuple(there)} and {tuple(here)}: none may be < 0"
                 )
             if 0 not in extents:
-                word = _word(each)
+                word = word_of(each)
                 if conjugate:
                     if word < conjugate:
                         raise ArgumentError(f"complex numbers of {conjugate} bytes at multiples of {word}")
@@ -255,28 +255,29 @@ class Kernels(CompiledKernels):
             for first in range(0, len(some), _MOVES)
         ]
 
-    def _move(self, word: int, each: int, moves: Sequence[Move], flip: str) -> Launch:
+    def _move(self, word: int, each: int, moves: Sequence[Move], flip: str) -> _Moved:
         """Return one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
         # a piece is what so many threads copy at a time
         threads, piece = (32, 32 * each * word) if each else (1, word)
-        totals = [math.prod(counts) * -(-run // piece) for *_, (*counts, run) in moves]
-        needed = [-(-total * threads // _THREADS) for total in totals]
+        totals, needed = [], []
+        for *_, (a, b, c, run) in moves:
+            totals.append(total := a * b * c * -(-run // piece))
+            needed.append(-(-total * threads // _THREADS))
         grid, first, words = min(4 * self.multiprocessors, sum(needed)), 0, []
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid
         capacity, many = _capacity(len(moves)), len(words) // len(moves)
-        macros: dict[str, Any] = {
-            "T": _WORDS[word],
-            "EACH": each,
-            "INDEX": _index(max(totals)),
-            "MOVES": capacity,
-            "FLIP": flip,
-        }
-        kernel = self._compiled("move", cuda("move.cu"), f"{many * capacity}Qi", **macros)
+        kind = word, each, _index(max(totals)), capacity, flip
+        kernel = self._movers.get(kind)
+        if kernel is None:
+            macros: dict[str, Any] = dict(zip(("T", "EACH", "INDEX", "MOVES", "FLIP"), kind, strict=True))
+            macros["T"] = _WORDS[word]
+            self._movers[kind] = kernel = self._compiled(
+                "move", cuda("move.cu"), f"{many * capacity}Qi", **macros
+            )
         addresses = [many * i + at for i in range(len(moves)) for at in (0, 1)]
-        arguments = *words, *[0] * (many * (capacity - len(moves))), len(moves)
-        return kernel.launch((grid, 1), _THREADS, arguments, addresses)
+        return kernel, (grid, 1), (*words, *[0] * (many * (capacity - len(moves))), len(moves)), addresses
 
     def sum(
         self,
@@ -387,11 +388,14 @@ def check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bia
         raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")
 
 
-def _word(move: Move) -> int:
-    """Return how many bytes of a copy a thread can move at once."""
+def word_of(move: Move) -> int:
+    """Return how many bytes of a copy a thread can move at once, a power of two up to 16. Local."""
     to, there, of, here, (*counts, run) = move
-    used = [stride for n, *pair in zip(counts, there, here, strict=True) if n > 1 for stride in pair]
-    return common_run([to, of, run, *used])
+    together = _VECTOR_BYTES | to | of | run
+    for n, step, other in zip(counts, there, here, strict=True):
+        if n > 1:
+            together |= step | other
+    return together & -together
 
 
 def _index(total: int) -> str:

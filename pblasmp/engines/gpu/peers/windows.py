@@ -155,6 +155,7 @@ class Windows:
         with runtime.agreement("symmetric memory"):
             stream = runtime.cupy.cuda.Stream(non_blocking=True)
             self._up = runtime.cupy.full(FLAGS * self.size, _UP, np.uint32)
+            self._up_at = int(self._up.data.ptr)
             self._raised = _pinned(runtime.cupy, FLAGS * self.size, _UP)
             self._far = _pinned(runtime.cupy, _RAISED_AT_ONCE // 4, _FAR)
         words = len(KINDS) * (largest + 2) + FLAGS * largest
@@ -168,8 +169,8 @@ class Windows:
                     for what, kind in (("arrive", 0), ("await", 0), ("meet", 1))
                 )
                 free, copy = self._offset(SLOTS.first, self.members[0]), self._cuda.memcpyDefault
-                at, ups = self._flags.peers[self.rank], int(self._up.data.ptr)
-                self._cuda.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
+                at = self._flags.peers[self.rank]
+                self._cuda.memcpyAsync(at + free, self._up_at, 4 * SLOTS.count * self.size, copy, stream.ptr)
                 self.arrive(stream)  # there is no product before the first one to wait for
                 runtime.wait(stream)
         except BaseException:
@@ -267,7 +268,7 @@ class Windows:
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: signal ``rank`` that all earlier work on this stream is done. Once for each wait there. Local."""
         at = self._flags.peers[rank] + self._offset(number, self.rank)
-        self._cuda.memcpyAsync(at, int(self._up.data.ptr), 4, self._cuda.memcpyDefault, stream.ptr)
+        self._cuda.memcpyAsync(at, self._up_at, 4, self._cuda.memcpyDefault, stream.ptr)
 
     def raise_flags(self, stream: Any, flags: Iterable[tuple[int, int]]) -> None:
         """Queue: signal ranks likewise, each with a number, by a kernel. Local."""
