@@ -31,7 +31,7 @@ _AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, messages, and panels that other ranks wait for: the highest
 
 
-class _Streams(dict[str, Any]):
+class _NamedStreams(dict[str, Any]):
     """CuPy's streams by name, made when they are first asked for."""
 
     def __init__(self, cupy: Any) -> None:
@@ -69,7 +69,7 @@ class Gpu:
         self._cupy, self._nccl = runtime.cupy, nccl_bindings
         self._runtime = runtime.cupy.cuda.runtime
         self._comm, self._take_turn = nccl.handle, runtime.take_turn
-        self._streams = _Streams(runtime.cupy)
+        self._streams = _NamedStreams(runtime.cupy)
         self._events = defaultdict[str, Any](partial(runtime.cupy.cuda.Event, disable_timing=True))
         with ExitStack() as self._closing:
             with runtime.agreement("GPU: cuBLASLt and kernels"):
