@@ -70,7 +70,11 @@ def reflected(operator: str, left: Any, right: Any) -> Any:
     Numbers, arrays and sequences do not: every rank refuses what is neither a matrix nor a number. Python would raise a
     TypeError on the ranks with such an operand only, while the others wait.
     """
-    if is_scalar(right) or hasattr(right, "ndim") or isinstance(right, Sequence):
+    try:
+        unknowing = is_scalar(right) or hasattr(right, "ndim") or isinstance(right, Sequence)
+    except Exception:  # noqa: BLE001 - of the user's own type, whose fault is found where all ranks hear it
+        unknowing = True
+    if unknowing:
         return NotImplemented
     method = getattr(type(right), operator, None)
     return NotImplemented if method is None else method(right, left)
@@ -211,7 +215,7 @@ def _compute(symbol: str, left: Any, right: Any, matrix: Matrix, dtype: np.dtype
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
         y = y if same_memory(out.local, right.local) else y.copy()  # NumPy does so itself, CuPy does not
     function = getattr(xp, _FUNCTIONS[symbol])
-    if symbol == "**" and dtype.kind == "c" and np.ndim(right) == 0 and _is_whole(y):
+    if symbol == "**" and dtype.kind == "c" and y.ndim == 0 and _is_whole(y):
         function = partial(_whole_power, xp)
     if not known:
         engine.from_host(out.local, function(x, y).astype(out.dtype, copy=False))
@@ -242,9 +246,14 @@ def _whole_power(xp: Any, x: Any, exponent: Any, out: Any = None) -> Any:
     return out
 
 
+def _is_long(operand: Any) -> bool:
+    """Return whether it is an integer for which NumPy has no type. Local."""
+    return isinstance(operand, int) and not -(2**63) <= operand < 2**64
+
+
 def _operand(operand: Any, dtype: np.dtype, xp: Any, known: bool) -> Any:
     if not hasattr(operand, "descriptor"):
-        values = np.asarray(operand).astype(dtype)
+        values = np.asarray(float(operand) if _is_long(operand) else operand).astype(dtype)
         return xp.asarray(values) if values.ndim else values[()]
     values = operand.local if known else operand.on_host()
     return values.astype(dtype, copy=False)

@@ -97,6 +97,27 @@ def scalars(comm):
                     yield f"{s!r} {symbol} {dtype}", misplaced(function(s, a), right)
 
 
+def powers_and_long_integers(comm):
+    """Powers of matrices by matrices, of numbers by matrices, and integers for which NumPy has no type."""
+    rng = np.random.default_rng(33)
+    with pb.Context(comm, engine="host") as ctx, np.errstate(all="ignore"):
+        for dtype in ("float64", "complex64", "complex128"):
+            d = layout(rng, (9, 7), comm.size, dtype=dtype)
+            x = nonzero(np.abs(numbers(rng, d.shape, "float64"))).astype(d.dtype)
+            a, by = scattered(ctx, d, x), scattered(ctx, layout(rng, (9, 7), comm.size, dtype=dtype), x / 2)
+            for case, power, expected in (
+                ("A ** B", a**by, x ** (x / 2)), ("2 ** A", 2**a, d.dtype.type(2) ** x),
+                ("A ** 2", a**2, x**2), ("A ** 0.5", a**0.5, x ** d.dtype.type(0.5)),
+            ):  # fmt: skip
+                found = power.allgather()
+                close = found.dtype == x.dtype and np.allclose(found, expected, rtol=1e-5)
+                yield f"{case} of {dtype}", None if close else f"{found}, expected {expected}"
+        for dtype in TYPES:
+            d = layout(rng, (9, 7), comm.size, dtype=dtype)
+            x = np.ones(d.shape, d.dtype)
+            yield f"10**20 in {dtype}", misplaced(scattered(ctx, d, x) * 10**20, x * np.array(1e20, x.dtype))
+
+
 def types(comm):
     rng = np.random.default_rng(35)
     with pb.Context(comm, engine="host") as ctx:
@@ -278,7 +299,7 @@ def test_memory_of_results(nranks):
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
-@pytest.mark.parametrize("cases", [scalars, types])
+@pytest.mark.parametrize("cases", [scalars, powers_and_long_integers, types])
 def test_every_type(cases, nranks):
     run_mpi(cases, nranks)
 

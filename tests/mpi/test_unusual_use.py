@@ -237,16 +237,19 @@ class Unnamed:
 
 
 def unnamed(comm):
-    """The last rank alone gives ``verify`` a function whose name cannot be read."""
+    """The last rank alone gives ``verify`` a function whose name cannot be read, and ``+`` such an operand."""
+    last = comm.size - 1
     with pb.Context(engine="host") as ctx:
         a = ctx.scatter(np.eye(4), block=2)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=f"the user's __name__.*on rank {comm.size - 1}"):
-                pb.verify(Unnamed() if comm.rank == comm.size - 1 else pb.linalg.inv, a, found=a)
+        given = Unnamed() if comm.rank == last else pb.linalg.inv
+        with pytest.raises(RuntimeError, match=f"the user's __name__.*on rank {last}"):
+            pb.verify(given, a, found=a)
+        with pytest.raises(RuntimeError, match=f"the user's ndim.*on rank {last}"):
+            a + (given if comm.rank == last else 1)
         return bool(pb.verify(pb.linalg.inv, a, found=a))
 
 
-def test_functions_whose_names_fail_on_one_rank():
+def test_attributes_that_fail_on_one_rank():
     assert run_mpi(unnamed, 2) == [True, True]
 
 
