@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import short_repr
 from ..layout import numroc as _numroc
+from ..layout.descriptor import is_integer
 from .arguments import Faults
 from .grids import gridinfo
 
@@ -48,7 +49,7 @@ def descinit(
     irsrc, icsrc = faults.integer("irsrc", irsrc, 0), faults.integer("icsrc", icsrc, 0)
     lld = faults.integer("lld", lld, 1)
     nprow, npcol, myrow, _ = gridinfo(ictxt)
-    if nprow == -1 and ictxt != -1:
+    if nprow == -1 and not (is_integer(ictxt) and ictxt == -1):
         faults.no_context("ictxt", ictxt)
     if nprow != -1:
         for name, source, extent in (("irsrc", irsrc, nprow), ("icsrc", icsrc, npcol)):
