@@ -250,6 +250,9 @@ class Launch:
     def __call__(self, stream: Any) -> None:
         self._queue(self._parts)
 
+    def at(self, bases: dict[int, int], stream: Any) -> None:
+        self.placed(bases)(stream)
+
     def placed(self, bases: dict[int, int]) -> Launch:
         parts = []
         for part in self._parts:

@@ -317,18 +317,21 @@ def test_every_call_asks_for_its_slabs(monkeypatch):
 
 @pytest.mark.usefixtures("_small")
 def test_what_is_kept_is_bound_again_once_a_buffer_has_grown(monkeypatch):
-    """The tiles on a triangle's diagonal are summed in a buffer of this rank's, which a larger triangle makes grow."""
+    """The tiles on a triangle's diagonal are summed in a buffer of this rank's, which a larger triangle makes grow.
+
+    A call is bound when it is made again.
+    """
     made, place = [], Template.placed
     monkeypatch.setattr(Template, "placed", lambda *given: (made.append(given), place(*given))[1])
     ranks = Ranks(1)
     d = pb.MatrixDescriptor((8, 8), 2, pb.Grid(1, 1))
     a, c = ranks.matrix(np.eye(8), d), ranks.matrix(np.eye(8), d)
     bound = []
-    for n in (2, 2, 8, 2, 2):
+    for n in (2, 2, 2, 8, 2, 2):
         to = c, 0, 0, n, n, False
         assert ranks.run({"a": (a, 0, 0, n, 2, False), "c": to, "d": to}, routine="syrk", uplo="L", beta=1)
         bound.append(len(made))
-    assert bound == [1, 1, 2, 3, 3]
+    assert bound == [0, 1, 1, 1, 2, 2]
     ranks.finish()
 
 

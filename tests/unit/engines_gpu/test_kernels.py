@@ -177,12 +177,13 @@ def test_the_driver_finds_each_argument(monkeypatch, meets):
 
 
 def test_a_launch_is_placed_at_real_addresses(monkeypatch):
-    """Only what is said to be addresses: the scalar's first byte would be taken for the number of some memory."""
+    """Kept, or once; only what is said to be addresses: the scalar's first byte would be taken for a memory's number."""
     seen = launched(monkeypatch)
     words = stand_in(3, 0x70008), 7, stand_in(16) + 0x120, 0x5000
     template = Kernel(0x77, "4Qid").launch((5, 1), 128, (*words, 2, -1.5), addresses=(0, 2, 3))
     first, second = template.placed({3: 0x8000, 16: 1 << 40}), template.placed({3: 0x9000, 16: 1 << 41})
-    for launch, stream in ((first, 1), (second, 2), (first, 3)):
+    once = partial(template.at, {3: 0x9000, 16: 1 << 41})
+    for launch, stream in ((first, 1), (once, 2), (second, 2), (first, 3), (once, 1)):
         launch(SimpleNamespace(ptr=stream))
         where = {1: [0x8008, 7, (1 << 40) + 0x120, 0x5000], 2: [0x9008, 7, (1 << 41) + 0x120, 0x5000]}
         assert seen[-1][:3] == (False, [0x77, 5, 1, 1, 128, 1, 1, 0], stream)

@@ -135,29 +135,42 @@ class Template:
 
     def __init__(self, queue: list[Queue], nbytes: int, scratch: int) -> None:
         self.nbytes, self.scratch = nbytes, scratch
-        self._queue = [
+        self._queue: list[tuple[Any, bool, tuple[Any, ...], list[int]]] = [
             (
                 function,
-                getattr(function, "placed", None),
+                hasattr(function, "placed"),
                 arguments,
                 [i for i, x in enumerate(arguments) if type(x) is int and is_stand_in(x)],
             )
             for function, arguments in queue
         ]
 
+    def run(self, bases: Mapping[int, int]) -> None:
+        """Queue it once, given the base of each memory by its number. Local."""
+        for function, is_launch, arguments, addresses in self._queue:
+            if is_launch:
+                function.at(bases, *arguments)
+            else:
+                function(*_moved(arguments, addresses, bases))
+
     def placed(self, bases: Mapping[int, int]) -> list[Queue]:
         """Return what is queued, given the base of each memory by its number. Local."""
-        queue: list[Queue] = []
-        for function, moved, arguments, addresses in self._queue:
-            if moved is not None:
-                function = moved(bases)
-            elif addresses:
-                given = list(arguments)
-                for i in addresses:
-                    given[i] = placed(given[i], bases)
-                arguments = tuple(given)
-            queue.append((function, arguments))
-        return queue
+        return [
+            (function.placed(bases), arguments)
+            if is_launch
+            else (function, _moved(arguments, addresses, bases))
+            for function, is_launch, arguments, addresses in self._queue
+        ]
+
+
+def _moved(arguments: tuple[Any, ...], addresses: list[int], bases: Mapping[int, int]) -> tuple[Any, ...]:
+    """Return arguments with real addresses in the places of stand-ins."""
+    if not addresses:
+        return arguments
+    given = list(arguments)
+    for i in addresses:
+        given[i] = placed(given[i], bases)
+    return tuple(given)
 
 
 class QueuedCall:

@@ -14,7 +14,7 @@ by the compiled core. Nothing that is kept holds an array.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
@@ -90,11 +90,15 @@ class GpuDirect:
                 return False
             self._follow()
             half = self.sets.half
-            queue = self._bound(call, half)
+            memory = self._memory(call.template)
+            queue = self._bound(call, half, memory) if call.uses[half] else None
             self.gpu.products.solver(stream.ptr)
             channel.runs += 1
-            for function, arguments in queue:
-                function(*arguments)
+            if queue is None:  # most calls on new sub-matrices come once
+                call.template.run(self._bases(call, half, memory))
+            else:
+                for function, arguments in queue:
+                    function(*arguments)
             self._note(call, half, queue, stream)
             if call.template.nbytes:
                 self.sets.turn()
@@ -119,11 +123,13 @@ class GpuDirect:
                 self.sets.turn()
         return told
 
-    def _note(self, call: QueuedCall, half: int, queue: list[Queue], stream: Any) -> None:
+    def _note(self, call: QueuedCall, half: int, queue: list[Queue] | None, stream: Any) -> None:
         """Count a use of a set of slabs; record a graph of what a call queues with it that is made often. Local."""
         call.uses[half] += 1
         graph = call.graphs[half]
-        if self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS or (graph and graph.current):
+        if queue is None or self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS:
+            return
+        if graph is not None and graph.current:
             return
         if graph is None:
             if self._graphs == _MOST_GRAPHS:
@@ -226,23 +232,37 @@ class GpuDirect:
         except UnfitError:
             return None
 
-    def _bound(self, call: QueuedCall, half: int) -> list[Queue]:
-        """Return what a call queues in the memory that there is now."""
-        gpu, template = self.gpu, call.template
+    def _memory(self, template: Template) -> _Memory:
+        """Return where scratch memory and the ranks' sets of slabs are now, and a number of the latter's memory.
+
+        It is asked for in every call, so that it is known which ones a user's graph records.
+        """
+        gpu = self.gpu
         scratch = gpu.scratch(_TRIANGLE, template.scratch) if template.scratch else 0
-        # asked for in every call, so that it is known which ones a user's graph records
-        slabs = gpu.symmetric(_SLABS, gpu.rank) if template.nbytes else 0
-        memory = gpu.arena.generation, scratch, slabs
-        if call.memory != memory:
-            call.memory, call.bound = memory, [None, None]
+        slabs = gpu.symmetric_of_all(_SLABS) if template.nbytes else {}
+        return gpu.arena.generation, scratch, slabs
+
+    def _bases(self, call: QueuedCall, half: int, memory: _Memory) -> dict[int, int]:
+        """Return the base of each memory by its number."""
+        _, scratch, slabs = memory
+        start = half * self.sets.capacity
+        return {
+            **call.bases, SCRATCH: scratch, **{SLABS_OF + rank: at + start for rank, at in slabs.items()}
+        }  # fmt: skip
+
+    def _bound(self, call: QueuedCall, half: int, memory: _Memory) -> list[Queue]:
+        """Return what a call queues in the memory that there is now."""
+        generation, scratch, slabs = memory
+        place = generation, scratch, slabs.get(self.gpu.rank, 0)
+        if call.memory != place:
+            call.memory, call.bound = place, [None, None]
         queue = call.bound[half]
         if queue is None:
-            bases = {**call.bases, SCRATCH: scratch}
-            if template.nbytes:
-                for rank in range(gpu.size):
-                    bases[SLABS_OF + rank] = gpu.symmetric(_SLABS, rank) + half * self.sets.capacity
-            queue = call.bound[half] = template.placed(bases)
+            queue = call.bound[half] = call.template.placed(self._bases(call, half, memory))
         return queue
+
+
+_Memory = tuple[int, int, Mapping[int, int]]
 
 
 def _key_of(stream: Any, asked: Asked) -> Any:

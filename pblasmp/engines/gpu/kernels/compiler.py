@@ -151,22 +151,30 @@ class Kernel:
         """
         shape = self._function, *grid, 1, threads, 1, 1, 0
         words = np.frombuffer(bytearray(self._struct.pack(*arguments)), np.uint64)
-        return Launch((self._queue, shape, self._starts, addresses, self._more), words)
+        places = [(at, int(words[at])) for at in addresses]
+        return Launch((self._queue, shape, self._starts, places, self._more), words)
 
 
 class Launch:
     """A kernel with its arguments, to be queued any number of times. See ``Kernel.launch``. Local."""
 
-    __slots__ = ("_how", "_more", "_place", "_places", "_queue", "_shape", "_words")
+    __slots__ = ("_addresses", "_how", "_more", "_place", "_places", "_queue", "_shape", "_words")
 
     def __init__(self, how: tuple[Any, ...], words: Any) -> None:
         self._how, self._words = how, words
-        self._queue, self._shape, starts, _, self._more = how
+        self._queue, self._shape, starts, self._addresses, self._more = how
         self._places = starts + np.uint64(host_address(words))
         self._place = host_address(self._places)
 
     def __call__(self, stream: Any) -> None:
         """Queue it on a stream of CuPy. Local."""
+        self._queue(*self._shape, stream.ptr, self._place, *self._more)
+
+    def at(self, bases: Mapping[int, int], stream: Any) -> None:
+        """Queue it once with real addresses, as what ``placed`` returns would be. Local."""
+        words = self._words
+        for at, address in self._addresses:
+            words[at] = placed(address, bases)  # the driver copies them
         self._queue(*self._shape, stream.ptr, self._place, *self._more)
 
     def placed(self, bases: Mapping[int, int]) -> Launch:
@@ -176,8 +184,8 @@ class Launch:
             bases: of each memory that a stand-in is in.
         """
         words = self._words.copy()
-        for at in self._how[3]:
-            words[at] = placed(int(words[at]), bases)
+        for at, address in self._addresses:
+            words[at] = placed(address, bases)
         return Launch(self._how, words)
 
 

@@ -54,6 +54,7 @@ class LocalProducts:
         self._cupy, self._lt = cupy, cublasLt
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
         self._main: Any = None  # the workspace of "main"
+        self._main_at = 0
         self._scratch = scratch
         self._scalars: dict[Any, tuple[int, np.ndarray]] = {}
         self._scales: dict[tuple[str, str], Any] = {}
@@ -70,11 +71,12 @@ class LocalProducts:
     def reserve(self) -> None:
         """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
         self._main = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
+        self._main_at = int(self._main.data.ptr)
 
     def _workspace(self, lane: str, nbytes: int) -> tuple[int, int]:
         """Return where a lane's workspace is, and its size: at least so many bytes."""
         if lane == "main":
-            return int(self._main.data.ptr), WORKSPACE_BYTES
+            return self._main_at, WORKSPACE_BYTES
         return self._scratch(f"workspace {lane}", nbytes) if nbytes else 0, nbytes
 
     def multiply(
