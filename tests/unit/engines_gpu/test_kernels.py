@@ -177,7 +177,7 @@ def test_the_driver_finds_each_argument(monkeypatch, meets):
 
 
 def test_a_launch_is_placed_at_real_addresses(monkeypatch):
-    """Kept, or once; only what is said to be addresses: the scalar's first byte would be taken for a memory's number."""
+    """To be kept, or once. Only what is said to be addresses: a scalar's first byte may be the number of a memory."""
     seen = launched(monkeypatch)
     words = stand_in(3, 0x70008), 7, stand_in(16) + 0x120, 0x5000
     template = Kernel(0x77, "4Qid").launch((5, 1), 128, (*words, 2, -1.5), addresses=(0, 2, 3))
