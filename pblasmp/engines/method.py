@@ -228,14 +228,13 @@ class Taken:
             left = {other: known[other] for _, _, other in rivals}
             name, _ = next(_cheapest_first(engine, left, problem, options, measured, {}))
         elif options.algo == "auto":
-            best = known[name].cost(engine, problem, options), self.number, name
+            best = math.inf, math.inf, name
             for least, number, other in rivals:
                 if (least, number, other) >= best:
                     break
-                if other != self.name:
-                    viewed = known[other].view(problem)
-                    cost = math.inf if isinstance(viewed, str) else known[other].cost(engine, viewed, options)
-                    best = min(best, (cost, number, other))
+                row, viewed = known[other], known[other].view(problem)
+                if not isinstance(viewed, str) and row.fits(engine, viewed, options):
+                    best = min(best, (row.cost(engine, viewed, options), number, other))
             name = best[2]
         return Taken(name, known, problem, options, self.follows, measured, refused)
 

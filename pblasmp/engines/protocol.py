@@ -252,6 +252,10 @@ class Method:
         """
         raise NotImplementedError
 
+    def fits(self, engine: Engine, problem: Any, options: Options) -> bool:
+        """Return whether it is worth asking if it takes a problem that differs in sizes only from one before. Local."""
+        return True
+
     def cost(self, engine: Engine, problem: Any, options: Options) -> float:
         """Return its relative time by rule; "auto" takes the lowest, or the first of equals. Local."""
         return self.least

@@ -16,8 +16,9 @@ from pblasmp.engines.method import Taken
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.fakepeers import Peers
 
-HALF, EIGHT = DTYPES["bfloat16"], FLOAT8["float8_e4m3fn"]
+HALF, EIGHT, SINGLE = DTYPES["bfloat16"], FLOAT8["float8_e4m3fn"], DTYPES["float32"]
 H200 = 132  # multiprocessors
 
 
@@ -157,11 +158,9 @@ def test_other_numbers_of_tokens_take_what_the_next_multiple_of_128_takes(monkey
     form, asked = "matmul_allreduce", []
     rows = {row.name: row for row in copy_methods.METHODS if form in row.forms}
     measured = SimpleNamespace(added=0, entries={}, seconds=lambda *_: {"push": 1e-6, "nccl": 2e-6})
-    gpu = SimpleNamespace(multiprocessors=H200, domains=((0, 1),), capability=90, why_no_windows="", size=2)
-    runtime = SimpleNamespace(size=2)
-    engine: Any = SimpleNamespace(
-        measured=measured, session=SimpleNamespace(gpu=gpu, runtime=runtime, refused={})
-    )
+    gpu = Peers(2, multiprocessors=H200).gpus[0]
+    session = SimpleNamespace(gpu=gpu, runtime=SimpleNamespace(size=2, others_of_late=False), refused={})
+    engine: Any = SimpleNamespace(measured=measured, session=session)
     cost = copy_methods.cost_by_rule
 
     def counted(name: str, p: ParallelProblem, *args: Any, **how: Any) -> float:
@@ -171,7 +170,7 @@ def test_other_numbers_of_tokens_take_what_the_next_multiple_of_128_takes(monkey
     monkeypatch.setattr(copy_methods, "cost_by_rule", counted)
 
     def of(tokens: int) -> ParallelProblem:
-        return split(form, 2, (tokens, 1792, 4096))
+        return replace(split(form, 2, (tokens, 1792, 4096)), dtype=SINGLE, w_dtype=SINGLE, out_dtype=SINGLE)
 
     first = Taken(
         "one_shot", rows, of(100), Options(), "", {}, {"one_kernel": "it is refused", "ring": "it is, too"}
@@ -190,3 +189,30 @@ def test_other_numbers_of_tokens_take_what_the_next_multiple_of_128_takes(monkey
     found = first.resized(engine, of(9400))
     assert found is not None
     assert found.name == "push"
+
+
+@pytest.mark.parametrize(("dtype", "others", "names"), [
+    (HALF, True, "one_kernel push one_kernel"), (HALF, None, "one_kernel one_kernel one_kernel"),
+    (HALF, False, "one_kernel one_kernel one_kernel"), (SINGLE, True, "pull push pull"),
+])  # fmt: skip
+def test_other_numbers_of_tokens_beside_other_communicators(dtype, others, names):
+    """One kernel is asked again for those that are small enough, whether or not it was refused for another number."""
+    form = "matmul_reduce_scatter"
+    rows = {row.name: row for row in copy_methods.METHODS if form in row.forms}
+    gpu = Peers(4, multiprocessors=H200).gpus[0]
+    session = SimpleNamespace(gpu=gpu, runtime=SimpleNamespace(size=4, others_of_late=others), refused={})
+    engine: Any = SimpleNamespace(measured=SimpleNamespace(added=0, entries={}), session=session)
+
+    def of(tokens: int) -> ParallelProblem:
+        p = split(form, 4, (tokens, 2048, 8192))
+        p = replace(p, tokens=(tokens,) * 4, dtype=dtype, w_dtype=dtype, out_dtype=dtype)
+        assert (p.flops > 1.5e11) == (tokens > 4480)
+        return p
+
+    for first, refused in (("one_kernel", {}), ("pull", {"one_kernel": "beside others"})):
+        if refused or dtype == HALF:
+            taken = Taken(first, rows, of(1024), Options(), "", {}, refused)
+            chosen = [taken._for_problem(engine, of(tokens)).name for tokens in (1024, 4608, 2048)]
+            assert chosen == names.split()
+            found = [taken.resized(engine, of(tokens)) for tokens in (1024, 4608, 2048)]
+            assert [each is None for each in found] == [name in refused for name in chosen]

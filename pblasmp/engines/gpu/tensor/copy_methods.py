@@ -40,6 +40,7 @@ class CopyMethod(TensorMethod):
     def __init__(self, kind: type[CopyProduct]) -> None:
         self.name, self.forms, self._kind = kind.name, (kind.form,), kind
         self.least = {"one_kernel": _FASTEST, "ring": _RING}.get(kind.name, _BEST)
+        self.refuses_sizes = kind.name == "one_kernel"  # beside other communicators
 
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
@@ -53,6 +54,14 @@ class CopyMethod(TensorMethod):
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
         return _why_not(self._kind, engine, problem, options, operands)
+
+    def fits(self, engine: Engine, problem: ParallelProblem, options: Options) -> bool:
+        """Return whether it may be taken for other sizes than before; "one_kernel" beside others for small ones."""
+        if self.name != "one_kernel":
+            return True
+        shut_out = _by_rule(options) and not pays_beside_others(problem)
+        others = session_of(engine).runtime.others_of_late
+        return not (shut_out and others) and not _why_never(self._kind, engine, problem, options, None)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         gpu = session_of(engine).gpu
@@ -106,6 +115,26 @@ def _why_not(
     operands: Operands | None,
 ) -> str:
     """Return why an algorithm of local GEMMs and copies cannot be taken. Collective over the context."""
+    why = _why_never(kind, engine, p, options, operands)
+    by_rule = kind.name == "one_kernel" and _by_rule(options)
+    if not why and by_rule and not pays_beside_others(p) and session_of(engine).runtime.beside_others():
+        return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
+    return why
+
+
+def _by_rule(options: Options) -> bool:
+    """Return whether nobody has asked for an algorithm, nor for multiprocessors that it leaves to others."""
+    return options.algo == "auto" and options.comm_sms is None
+
+
+def _why_never(
+    kind: type[CopyProduct],
+    engine: Engine,
+    p: ParallelProblem,
+    options: Options,
+    operands: Operands | None,
+) -> str:
+    """Return why an algorithm of local GEMMs and copies cannot compute a product, whoever else uses the GPU. Local."""
     session = session_of(engine)
     if p.size != session.runtime.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
@@ -122,13 +151,9 @@ def _why_not(
             return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        why = kind.why_not(session.gpu, p, options)
+        return kind.why_not(session.gpu, p, options)
     except PblasmpError as error:
         return str(error)
-    by_rule = kind.name == "one_kernel" and options.algo == "auto" and options.comm_sms is None
-    if not why and by_rule and not pays_beside_others(p) and session.runtime.beside_others():
-        return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
-    return why
 
 
 # -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was
