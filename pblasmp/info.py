@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,27 +149,33 @@ with pb.Context() as ctx:
 """
 
 
+_QUESTIONS = (  # scripts, and what each of them is about
+    (_ASK_BLAS, "BLAS"), (_ASK_MPI, "MPI library"), (_ASK_CUBLASMP, "cuBLASMp"), (_ASK_GPUS, "GPUs"),
+    (_ASK_NETWORK, "network"), (_ASK_ENGINE, "engine"),
+)  # fmt: skip
+
+
 def collect() -> dict[str, Facts]:
     """Return the facts about each component, by its name. Local.
 
     Each value is a dict with ``version``, ``path`` and further facts, or with ``problem``: why nothing is known.
-    Libraries are loaded in separate processes, so that this one is not affected.
+    Libraries are loaded in separate processes, all at once, so that this one is not affected.
     """
     from . import __version__
 
+    with ThreadPoolExecutor(len(_QUESTIONS)) as asking:
+        blas, mpi, *others = asking.map(_ask, *zip(*_QUESTIONS, strict=True))
     found: dict[str, Facts] = {
         "pblasmp": {"version": __version__, "path": str(Path(__file__).parent)},
         "core": {"version": f"none: {missing}" if (missing := _core.why_not()) else str(_core.LIBRARY)},
         "Python": {"version": platform.python_version(), "path": sys.executable},
         "machine": {"system": platform.platform(), "cores": usable_cores()},
-        **_ask(_ASK_BLAS, "BLAS"),
-        **_ask(_ASK_MPI, "MPI library"),
+        **blas,
+        **mpi,
         "mpirun": _mpirun(),
-        **_ask(_ASK_CUBLASMP, "cuBLASMp"),
-        **_ask(_ASK_GPUS, "GPUs"),
-        **_ask(_ASK_NETWORK, "network"),
-        **_ask(_ASK_ENGINE, "engine"),
     }
+    for answer in others:
+        found |= answer
     if problem := _unlike(found["mpirun"].get("family"), found["MPI library"]):
         found["mpirun"]["problem"] = problem
     versions = {name: version for name in _GPU_PACKAGES if (version := _version(name))}

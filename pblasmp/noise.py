@@ -52,7 +52,7 @@ threading.Thread(target=lambda: (sys.stdin.read(), sys.exit()), daemon=True).sta
 gpu = int(sys.argv[1])
 if gpu < 0:
     import numpy as xp
-    n, settle = 512, lambda: None
+    n, settle = 256, lambda: None  # a millisecond's, between pauses: it takes a core away often, and gives it back
 else:
     import cupy as xp
     xp.cuda.Device(gpu).use()

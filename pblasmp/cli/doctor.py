@@ -62,12 +62,15 @@ def diagnose(
     known = None if machine is None else load_machine(machine)
     found: dict[str, Any] = {"facts": {}, "faults": []}
     warn_before_mpi(ranks_here() or ranks or (1 if surroundings() else DEFAULT_RANKS))
-    try:
-        found |= on_ranks(seats_of_ranks, engine != "host", ranks)
-        seats = [Seat(**each) for each in found["seats"]]
+
+    def hear(where: dict[str, Any]) -> None:
+        seats = [Seat(**each) for each in where["seats"]]
         show_seats(seats)
         found["faults"] += faults_of_seats(seats)
-        found |= on_ranks(_work, (engine, runs), ranks)
+        found.update(where)
+
+    try:
+        found |= on_ranks(_work, (engine, runs), ranks, hear)
     except (FailureError, PblasmpError) as error:
         printed = getattr(error, "printed", "").splitlines()[:1]  # the first line says what went wrong first
         found["faults"].append((": ".join(["the ranks failed", str(error), *printed]), _cure()))
@@ -138,6 +141,7 @@ def _values(step: int, i: Any, j: Any) -> Any:
 def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     engine, runs = options
+    reporter.found(seats_of_ranks(engine != "host", reporter))
     with Context(engine=engine) as ctx, reporter.errors():
         grid, gpus = Grid.squarest(ctx.size), ctx.engine.traits.on_gpus
         problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
@@ -154,7 +158,9 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
                 wrong[name] = "the product is wrong"
         runs = _RUNS[gpus] if runs is None else runs
         calls = 0
-        with Noise(ctx, neighbor=True) as noise:
+        where = places(ctx.comm, gpus=gpus)
+        one_a_core = ctx.rank % where["ranks_of_node"] < where["cores"]  # more would only take time
+        with Noise(ctx, neighbor=one_a_core) as noise:
             for trial in trials(ctx, _NOISY[gpus]) if runs else ():
                 reporter.step(f"under noise: {trial.name}")
                 found = wrong_runs(ctx, trial, noise, runs)
@@ -166,7 +172,7 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
         reporter.step("copies and local products")
         size, speed = measure_speed(ctx.engine, ctx.comm)
         return {
-            **places(ctx.comm, gpus=gpus),
+            **where,
             "engine": ctx.engine.name, "why": ctx.engine.why, "machine": ctx.engine.machine,
             "why_not_shared": "" if gpus else ctx.engine.transport.why_not_shared,
             "why_no_windows": session_of(ctx.engine).gpu.why_no_windows if gpus else "",

@@ -54,13 +54,16 @@ class FailureError(Exception):
         self.printed = printed
 
 
-def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
+def on_ranks(
+    work: Work, options: Any, nranks: int | None, hear: Callable[[Any], None] | None = None
+) -> Result:
     """Run ``work`` on ``nranks`` new ranks, or in this process if an MPI launcher has started it, and so all ranks.
 
     Args:
         work: a function at the top level of a module.
         options: its first argument, sent by pickle.
         nranks: how many ranks; None: as many as the launcher has started, or one per core up to 4.
+        hear: is called with what ``work`` hands over before its end.
 
     Returns:
         The result of rank 0, or in this process that of this rank.
@@ -73,7 +76,7 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
     """
     around = surroundings()
     if around is None:
-        return _on_new_ranks(work, options, nranks or DEFAULT_RANKS)
+        return _on_new_ranks(work, options, nranks or DEFAULT_RANKS, hear)
     if around.size is not None and nranks not in (None, around.size):
         raise click.UsageError(
             f"-n {nranks}, but {around.name} has started {around.size} ranks: leave -n out"
@@ -82,13 +85,12 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
 
     with contextlib.suppress(PblasmpError), ending_at_once():  # which ``work`` raises again
         mpi()
-    if around.rank > 0:
-        return work(options, Reporter())
-    with _display() as display:
-        return work(options, display)
+    with _display() if around.rank == 0 else contextlib.nullcontext(Reporter()) as reporter:
+        reporter.hear = hear
+        return work(options, reporter)
 
 
-def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
+def _on_new_ranks(work: Work, options: Any, nranks: int, hear: Callable[[Any], None] | None = None) -> Result:
     result: Result | None = None
     with (
         private_folder("pblasmp-") as directory,
@@ -113,6 +115,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                     if "error" in event:
                         raise FailureError(event["error"], 2 if event["bad_input"] else 1, event["trace"])
                     result = event.get("result", result)
+                    if hear is not None and "found" in event:
+                        hear(event["found"])
                     if event.get("warning") not in (None, *warned):
                         warned.add(event["warning"])
                         caution(event["warning"])

@@ -93,7 +93,18 @@ def warnings_to(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 class Reporter:
-    """Receives the progress of work; this one discards it."""
+    """Receives the progress of work; this one discards it.
+
+    Attributes:
+        hear: is called with what the work finds before its end.
+    """
+
+    hear: Callable[[Any], None] | None = None
+
+    def found(self, part: Any) -> None:
+        """Hand over a part of the result before the others. Local."""
+        if self.hear is not None:
+            self.hear(part)
 
     def step(self, name: str) -> None:
         """Name the step that begins. Local."""
@@ -125,6 +136,10 @@ class Channel(Reporter):
         self._read: defaultdict[Path, int] = defaultdict(int)  # bytes
         self._told: BaseException | None = None
         self._next_progress = 0.0
+
+    def found(self, part: Any) -> None:
+        """Report it, on rank 0. Local."""
+        self._write({"found": part})
 
     def step(self, name: str) -> None:
         """Report it, on rank 0. Local."""

@@ -23,7 +23,7 @@ import zarr
 import pblasmp as pb
 from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
-from pblasmp.cli.ranks import on_ranks
+from pblasmp.cli.ranks import FailureError, on_ranks
 from pblasmp.cli.run import print_run, run_factorization
 from pblasmp.launch import find_launcher
 from pblasmp.problems.files import ProblemFile, load_any_file
@@ -251,6 +251,19 @@ def looks_for_garbage(options, reporter):
 def test_ranks_that_have_started_look_for_garbage(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert on_ranks(looks_for_garbage, None, 1) == {"enabled": True}
+
+
+def hands_over(options, reporter):
+    reporter.found({"given": options})
+    raise pb.ArgumentError("later")
+
+
+def test_ranks_hand_over_what_they_have_found_before_they_fail(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    heard = []
+    with pytest.raises(FailureError, match="later"):
+        on_ranks(hands_over, 3, 2, heard.append)
+    assert heard == [{"given": 3}]
 
 
 @pytest.mark.parametrize(

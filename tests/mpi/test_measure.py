@@ -143,10 +143,11 @@ def test_faults_that_doctor_finds():
         "speed": {"copy": 1e9, "gemm": 1e12}, "seats": [],
     }  # fmt: skip
     with (
-        mock.patch.object(doctor, "on_ranks", return_value=ranks),
+        mock.patch.object(doctor, "on_ranks", return_value=ranks) as started,
         mock.patch.object(doctor, "collect", return_value=facts),
     ):
         found = doctor.diagnose(4, "host", "dgx-h100")
+    started.assert_called_once()  # starting takes longer than all else
     faults = [fault for fault, cure in found["faults"] if cure]
     assert faults == [
         "MPI library: none", "mpirun: foreign", "panels: the product is wrong", "4 ranks of a node share 1 core",

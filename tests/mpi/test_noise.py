@@ -71,14 +71,22 @@ def what_doctor_finds(comm):
         yield Trial("right", lambda value: np.full(2, value))
 
     facts = {"MPI library": {}, "mpirun": {}}
-    with mock.patch.object(doctor, "trials", few), mock.patch.object(doctor, "collect", return_value=facts):
+    narrow = {"ranks": 2, "nodes": 1, "ranks_of_node": 2, "cores": 1}
+    with (
+        mock.patch.object(doctor, "trials", few),
+        mock.patch.object(doctor, "collect", return_value=facts),
+        mock.patch.object(doctor, "places", return_value=narrow),
+        mock.patch("pblasmp.noise.subprocess.Popen", wraps=subprocess.Popen) as started,
+    ):
         found = doctor.diagnose(None, "host", None, 1)
         doctor.print_diagnosis(found)
-    return found["faults"] if comm.rank == 0 else found["wrong"]
+    neighbors = comm.allgather(started.call_count)
+    return found["faults"] if comm.rank == 0 else (found["wrong"], neighbors)
 
 
 def test_what_doctor_finds():
-    faults, wrong = run_mpi(what_doctor_finds, 2)
+    faults, (wrong, neighbors) = run_mpi(what_doctor_finds, 2)
+    assert neighbors == [1, 0]  # one for the core that the ranks share
     assert wrong == {"late": "wrong in 1 of 1 run while other work runs beside them"}
     assert [
         "late: wrong in 1 of 1 run while other work runs beside them",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -32,6 +33,18 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     found = info.collect()
     assert found["MPI library"] == {"problem": "no libmpi"}
     assert "none cannot be run" in found["mpirun"]["problem"]
+
+
+def test_info_asks_all_at_once(monkeypatch):
+    """A new Python takes a second, or several where others compute."""
+    all_there = threading.Barrier(6, timeout=30)
+
+    def ask(script, topic):
+        all_there.wait()
+        return {topic: {"version": "1"}}
+
+    monkeypatch.setattr(info, "_ask", ask)
+    assert {"BLAS", "MPI library", "cuBLASMp", "GPUs", "network", "engine"} <= info.collect().keys()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,8 +44,14 @@ class Interpreter:
         self._python = sys.executable
         self._address = ""
         self._server: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()  # threads may ask at once
 
     def __call__(self) -> list[str]:
+        with self._starting:
+            self._start()
+        return command(self._address, self._python)
+
+    def _start(self) -> None:
         if self._server is None:
             directory = Path(tempfile.mkdtemp(prefix="pblasmp-warm-"))
             compiler = [os.environ.get("CC", "cc"), "-O1", "-Wall", "-Werror"]
@@ -59,7 +66,6 @@ class Interpreter:
                     cwd=_ROOT, env=self._environ, pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
-        return command(self._address, self._python)
 
     def close(self) -> None:
         """End the server and its forks. Local; idempotent."""
