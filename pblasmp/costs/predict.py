@@ -21,7 +21,7 @@ from ..layout.value import Kernel, Shapes, Traffic, bytes_text
 from .counts import Counts
 from .dry_engine import FLOPS, MOST_BYTES, Ranks
 from .machines import Machine, NodeOf, load_machine
-from .traffic import counted_traffic, move_traffic, operands_bytes, size_of, traffic
+from .traffic import counted_traffic, in_64_bits, move_traffic, operands_bytes, size_of, traffic
 
 _PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measured: see the validation
 _WIDE = (0.5, 2.0)  # for all else
@@ -198,7 +198,7 @@ def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: in
     side = max(1, int((flops / 2 / size) ** (1 / 3)))
     counts = counted_traffic(
         Ranks(size, per_node), Counts.none(size), call=str(problem), algorithm="panels", path="panels",
-        flops=nothing + flops // size, memory_bytes=nothing + held,
+        flops=nothing + in_64_bits([flops // size], problem), memory_bytes=nothing + held,
         shapes=[Counter({("gemm", dtype, side, side, side): 1})],
     )  # fmt: skip
     found = _timed(machine, counts, kind_of(problem))

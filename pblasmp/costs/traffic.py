@@ -82,12 +82,7 @@ def traffic(
         _add_others(counts, ranks, each, runs[rank], shares=not gpus)
 
     def every(of: Any) -> Numbers:
-        found = [of(runs[rank]) for rank in sorted(runs)]
-        if max(found) > _LARGEST:
-            raise ArgumentError(
-                f"the counts of a rank must fit into 64 bits, got {max(found):.3g} for {asked}"
-            )
-        return np.array(found, np.int64)[numbers]
+        return in_64_bits([of(runs[rank]) for rank in sorted(runs)], asked)[numbers]
 
     kinds = Counter(entry.kind for entry in first.log)
     return counted_traffic(
@@ -97,6 +92,13 @@ def traffic(
         collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)), meetings=kinds["fence"],
         collectives=kinds["sum"], pieces=_pieces(asked, first.log),
     )  # fmt: skip
+
+
+def in_64_bits(found: list[int], problem: object) -> Numbers:
+    """Return counts as an array, or raise ArgumentError if one is too large for that. Local."""
+    if max(found) > _LARGEST:
+        raise ArgumentError(f"the counts of a rank must fit into 64 bits, got {max(found):.3g} for {problem}")
+    return np.array(found, np.int64)
 
 
 def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:

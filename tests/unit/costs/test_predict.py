@@ -252,6 +252,9 @@ def test_advice_on_factorizations(capsys, monkeypatch):
         "is too large: expected at most 2.60 bytes": lambda: pb.advise(
             "lu", 10**18, ranks=2, machine=cluster
         ),
+        "the counts of a rank must fit into 64 bits, got 8.33e.19": lambda: pb.advise(
+            "lu", 10**7, ranks=8, machine=cluster
+        ),
     }.items():
         with pytest.raises(pb.ArgumentError, match=words):
             call()
