@@ -415,7 +415,11 @@ def _of_shards(
         if all(order in legal for legal in orders):
             shape = (total, *widths) if axis == 0 else (*widths, total)
             return shard_layout(shape, axis, count, dtype, order, block)
-    raise LayoutError(f"shard: expected C order on all ranks, or F order; the ranks have {orders}")
+    found = ", ".join(" or ".join(legal) or "neither" for legal in orders)
+    raise LayoutError(
+        f"shard: expected C order on all ranks, or F order; in their order the ranks have {found}: "
+        "np.ascontiguousarray makes C order"
+    )
 
 
 def shard_layout(
