@@ -95,7 +95,7 @@ def tune(
     Raises:
         ArgumentError: there is no such function, ``limit`` is not a positive number, or ``progress`` no function.
         UnsupportedError: no algorithm can compute it.
-        Exception: what the function raises for these arguments.
+        Exception: what the function raises for these arguments, or ``progress`` on any rank; raised on every rank.
 
     Example:
         >>> a = ctx.eye((64, 64), block=16)

@@ -88,6 +88,7 @@ def measure(
 
     Raises:
         UnsupportedError: no algorithm can compute it.
+        Exception: what ``progress`` raises on any rank.
     """
     trials = _Trials(engine, comm, task, operands)
     candidates = names(engine, task.computed, task.options)
@@ -98,10 +99,14 @@ def measure(
     def late() -> bool:
         return bool(comm.bcast(time.monotonic() - began > limit))
 
+    def tell(done: int) -> None:
+        with Agreement(comm, "tune"):  # it is the user's, and may raise
+            if progress is not None:
+                progress(done, len(candidates))
+
     with Running(comm, "tune"):
         for i, name in enumerate(candidates):
-            if progress is not None:
-                progress(i, len(candidates))
+            tell(i)
             if seconds and late():
                 refused[name] = f"not measured: {limit:g} s had passed"
                 continue
@@ -113,8 +118,7 @@ def measure(
         close = [name for name in seconds if seconds[name] <= _CLOSE * min(seconds.values())]
         if len(close) > 1 and not late():
             seconds |= trials.time_in_turns(close)
-        if progress is not None:
-            progress(len(candidates), len(candidates))
+        tell(len(candidates))
     if not seconds:
         reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"tune: no algorithm of the {engine.name} engine takes this problem:{reasons}")

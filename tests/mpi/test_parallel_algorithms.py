@@ -136,6 +136,8 @@ def tuning(comm, file):
             )
             progress, words = 3 if comm.rank == 0 else None, ["progress: expected a function", "got 3"]
             refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
+            failing = (lambda done, total: total / done) if comm.rank == 0 else None  # done is 0 at first
+            refuses(ctx, ZeroDivisionError, ["zero"], pb.tune, pb.matmul, a, a, progress=failing)
         with pb.Context(comm, engine="host") as later:  # reads the file
             with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
                 verdict = plan.report().algorithms[found.best]
