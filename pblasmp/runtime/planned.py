@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from ..comm import vote_on
+from ..comm import gather_on
 from ..engines.method import Taken
 from ..engines.product import Product
 from ..layout import ParallelProblem
@@ -142,7 +142,7 @@ def _varied(
     queues = product.queues
     with ctx.running(call.name, checks=not queues, computes=not queues, on_device=False):
         vote = hash((kin.number, before, plan is None, choice.number, *varied)) & _VOTES
-        if ctx.size > 1 and not vote_on(ctx.control, call.name, vote):
+        if ctx.size > 1 and gather_on(ctx.control, call.name, vote, ()) is None:
             return False
         calls.renew(kin.signature)  # first: it may be the next to go
         call.number = calls.remember(signature, call.remembered())

@@ -159,7 +159,8 @@ class Specification:
         None if a rank has no part of it, or there are fewer tokens than ranks.
         """
         problem = self.problem.with_tokens(first, inner)
-        return changed(self, problem=problem) if _is_full(problem) else None
+        rows = problem.rows
+        return None if 0 in rows or first * inner < len(rows) else changed(self, problem=problem)
 
     @property
     def varies(self) -> bool:

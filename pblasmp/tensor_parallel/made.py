@@ -50,7 +50,8 @@ class Made:
     plan: Plan[Any] | None = None
 
     def __init__(self, call: Any) -> None:
-        self.spec, self.known, self._seen, self._rank = call._spec, call._known, call.seen, call.ctx.rank
+        self.spec, self.known, self._seen = call._spec, call._known, call.seen
+        self._rank, self._size = call.ctx.rank, call.ctx.size
         self._stream = stream_getter(call.x)
         self._device = call.x.device.index if is_torch(call.x) else None
         given = call.x, call.w, call.bias, call.out
@@ -77,7 +78,7 @@ class Made:
         spec = self.spec.with_tokens(first, math.prod(lead[1:]))
         if spec is None:
             return None
-        known = self.known.fitted(spec.problem, self._rank, first * spec.problem.size, lead)
+        known = self.known.fitted(spec.problem, self._rank, first * self._size, lead)
         return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
 
     def call_on(self, seen: Seen | None, x: Any, w: Any, bias: Any) -> Any:

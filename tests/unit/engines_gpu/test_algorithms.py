@@ -206,24 +206,27 @@ def repeated(comm: Any, path: str) -> Any:
             yield f"{name} {how}", repeated_calls(ctx, name, how) or None
 
 
-def python_calls(function: Callable[[], Any]) -> tuple[Any, int]:
-    """The result, and how many calls of the package's Python there were, without those that queue work or wait."""
-    count, running, apart = 0, 0, (Product.run.__code__, CopyProduct.run.__code__, late_vote.__code__)
+def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:
+    """The result, and how many calls of the package's Python there were: up to a run, and to queue it; none to wait."""
+    counts, queueing, waiting = [0, 0], 0, 0
+    runs, waits = (Product.run.__code__, CopyProduct.run.__code__), late_vote.__code__
 
     def seen(frame: Any, event: str, _: Any) -> None:
-        nonlocal count, running
-        code = frame.f_code
-        running += (code in apart) * ((event == "call") - (event == "return"))
-        count += event == "call" and not running and "/pblasmp/" in code.co_filename
+        nonlocal queueing, waiting
+        code, step = frame.f_code, (event == "call") - (event == "return")
+        queueing += (code in runs) * step
+        waiting += (code is waits) * step
+        if event == "call" and not waiting and "/pblasmp/" in code.co_filename:
+            counts[queueing > 0] += 1
 
     sys.setprofile(seen)
     try:
-        return function(), count
+        return function(), *counts
     finally:
         sys.setprofile(None)
 
 
-_MOST_CALLS = 155
+_MOST_CALLS, _MOST_OF_QUEUES = 130, 115
 
 
 def other_tokens(comm: Any, path: str) -> Any:
@@ -238,14 +241,15 @@ def other_tokens(comm: Any, path: str) -> Any:
                     case = Case(rng, comm, form, "float32", tokens, 4 * comm.size, 3 * comm.size)
                     x, w = map(ctx.engine.xp.asarray, (case.local_x, case.local_w))
                     before = votes(ctx)
-                    result, calls = python_calls(partial(getattr(pb, form), x, w, ctx, algo=algo))
+                    call = partial(getattr(pb, form), x, w, ctx, algo=algo)
+                    result, calls, of_queue = python_calls(call)
                     y = np.asarray(result)
                     wrong = None if queues else unlike(y, case.expected())
                     count = votes(ctx) - before
                     if (count > 1) != (turn == 0 or (queues and some == 9 and form != "matmul_allgather")):
                         wrong = wrong or f"{count} votes"
-                    if turn == 2 and calls > _MOST_CALLS:
-                        wrong = wrong or f"{calls} calls"
+                    if turn == 2 and (calls > _MOST_CALLS or (queues and of_queue > _MOST_OF_QUEUES)):
+                        wrong = wrong or f"{calls} calls, {of_queue} to queue it"
                     yield f"{form} {algo}, {tokens} tokens", wrong
             if queues:  # products that come once do not look for an algorithm of their own
                 x, w, found = ctx.engine.xp.zeros((200, 2)), ctx.engine.xp.zeros((2, 2)), []

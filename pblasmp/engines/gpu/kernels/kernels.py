@@ -104,6 +104,7 @@ class Kernels(CompiledKernels):
         self.multiprocessors = int(properties["multiProcessorCount"])
         self._adders: dict[tuple[Any, ...], Kernel] = {}
         self._movers: dict[tuple[Any, ...], Kernel] = {}
+        self._of_flags: dict[str, Kernel] = {}
 
     def signal(self, what: str, flags: Sequence[int], rank: int, kind: int, kinds: int) -> Launch:
         """Return half a barrier of all ranks, or a whole one. Local.
@@ -130,7 +131,10 @@ class Kernels(CompiledKernels):
 
     def _launch_on_flags(self, name: str, stream: Any, flags: Sequence[int]) -> None:
         """Queue a kernel of one warp for every so many flags. Local."""
-        kernel = self._compiled(name, cuda("sync.cu"), f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
+        kernel = self._of_flags.get(name)
+        if kernel is None:
+            kernel = self._compiled(name, cuda("sync.cu"), f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
+            self._of_flags[name] = kernel
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
             kernel(stream, (1, 1), _WAITS, (*some, *[0] * (_WAITS - len(some)), len(some)))

@@ -102,6 +102,7 @@ class CopyProduct(TensorProduct[Views]):
         self._begin(p, options, gpu.rank, gpu.size)
         self.travels = carried(p.out_dtype, options.comm_dtype)
         self.op_w: Op = "T" if p.outputs_first else "N"
+        self._fuses = fuses(p.dtype)
         self.path = f"{self.name}: {_first_sentence(type(self))}"
         self.replays = not p.conjugated
         self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
@@ -242,7 +243,7 @@ class CopyProduct(TensorProduct[Views]):
         largest.
         """
         p, options = self.p, self.options
-        inside = fuses(p.dtype)
+        inside = self._fuses
         bias = operands.bias
         largest = None
         if operands.amax and is_float8(p.out_dtype):

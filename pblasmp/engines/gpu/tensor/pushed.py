@@ -95,7 +95,7 @@ class _ByRail(PushedTensorProduct):
 
     def piece(self, rank: int, i: int) -> slice:
         """Return the rows of a piece in X or D. Local."""
-        return _chunk(self.rows[rank], i, self.count or 1)
+        return _chunk(self.rows[rank], i, self.count) if self.count else self.rows[rank]
 
     def place(self, rank: int, i: int) -> slice:
         """Return where a piece is in memory. Local."""
