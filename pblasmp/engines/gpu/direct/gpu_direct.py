@@ -7,9 +7,10 @@ that writes the tiles on its diagonal. There are two sets of slabs. A rank that 
 the barrier of the call before, which its peers reached after they had read this set for the last time.
 
 What a call queues depends on how its operands are dealt out, and on addresses. The former is the same for many calls of
-a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call is placed at its
-addresses, and kept: a repeated call only votes and queues, from the fourth time on as a graph for each set of slabs,
-by the compiled core. Nothing that is kept holds an array.
+a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call queues what its
+template has, at its own addresses. What a call queues that is made again is placed at them and kept, for each set of
+slabs: it only votes and queues, from the fourth time on as a graph, by the compiled core. Nothing that is kept holds an
+array.
 """
 
 from __future__ import annotations
