@@ -212,10 +212,10 @@ class Taken:
             if len(self._resized) >= _KEPT:
                 self._resized.clear()
             problem = problem.with_tokens(most * _ALIKE, 1)
-            self._resized[key] = found = self._for_problem(engine, problem)
+            self._resized[key] = found = self.for_problem(engine, problem)
         return None if found.name in self.refused else found
 
-    def _for_problem(self, engine: Engine, problem: ParallelProblem) -> Taken:
+    def for_problem(self, engine: Engine, problem: ParallelProblem) -> Taken:
         """Return the choice for a problem, if what was refused still is. Local."""
         known, options, refused, name = self.known, self.options, self.refused, self.name
         measured = _measured(engine, problem, options, self.follows, alone=True)

@@ -212,7 +212,7 @@ def test_other_numbers_of_tokens_beside_other_communicators(dtype, others, names
     for first, refused in (("one_kernel", {}), ("pull", {"one_kernel": "beside others"})):
         if refused or dtype == HALF:
             taken = Taken(first, rows, of(1024), Options(), "", {}, refused)
-            chosen = [taken._for_problem(engine, of(tokens)).name for tokens in (1024, 4608, 2048)]
+            chosen = [taken.for_problem(engine, of(tokens)).name for tokens in (1024, 4608, 2048)]
             assert chosen == names.split()
             found = [taken.resized(engine, of(tokens)) for tokens in (1024, 4608, 2048)]
             assert [each is None for each in found] == [name in refused for name in chosen]
