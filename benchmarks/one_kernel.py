@@ -37,8 +37,8 @@ SHAPES = (
 ALGORITHMS = {
     "matmul_reduce_scatter": ("pull", "push", "one_kernel"),
     "matmul_allreduce": ("one_shot", "push", "ring", "one_kernel"),
-    "matmul_allgather": ("nccl", "push", "one_kernel"),
-    "allgather_matmul": ("nccl", "push"),
+    "matmul_allgather": ("nccl", "pull", "push", "one_kernel"),
+    "allgather_matmul": ("nccl", "pull", "push"),
 }
 TYPES = ("bfloat16", "float8_e4m3fn")
 KERNELS = ("own", "mma")  # of the GPU's own instructions, or of all GPUs'

@@ -245,8 +245,7 @@ class PulledSum(TensorProduct[OperandsT]):
             return
         self.add(operands, parts, [out[mine], sums[self.rank][mine]], None if c is None else c[mine])
         self.meet()
-        for rank in self.peers:
-            self.copy(operands.d[self.added[rank]], sums[rank][self.added[rank]])
+        self.copy_all((out[self.added[rank]], sums[rank][self.added[rank]]) for rank in self.peers)
 
 
 class _SharedSum(PulledSum[Operands], ParallelProduct):
@@ -325,26 +324,28 @@ class RingSum(ParallelProduct):
             )
 
 
-class SharedOutput(ParallelProduct):
+class PulledOutput(TensorProduct[OperandsT]):
     """GEMM + AllGather of the output: every rank computes its columns into shared memory, and copies the others."""
-
-    path = "every rank's columns in memory that the ranks share, copied by each to its result"
 
     def _prepare(self) -> None:
         p = self.p
-        shapes = [(p.tokens[0], outputs) for outputs in p.outputs]
-        self.shared["panels"] = memory = Memory(p.out_dtype, shapes)
-        self.copied_bytes = memory.nbytes
+        self.shared["panels"] = Memory(p.out_dtype, [(p.tokens[0], outputs) for outputs in p.outputs])
 
-    def _multiply(self, operands: Operands) -> None:
-        panels, columns = self.everyones("panels"), self.p.slices("outputs")
+    def _multiply(self, operands: OperandsT) -> None:
+        panels, columns, c = self.everyones("panels"), self.p.slices("outputs"), operands.c
         mine = columns[self.rank]
-        self.whole(
-            operands, operands.a, None if operands.c is None else operands.c[:, mine], panels[self.rank]
-        )
+        if self.p.outputs[self.rank]:
+            self.whole(operands, operands.a, None if c is None else c[:, mine], panels[self.rank])
         self.meet()
-        for place, panel in zip(columns, panels, strict=True):
-            operands.d[:, place] = panel
+        self.copy_all((operands.d[:, columns[rank]], panels[rank]) for rank in (*self.peers, self.rank))
+
+
+class _SharedOutput(PulledOutput[Operands], ParallelProduct):
+    path = "every rank's columns in memory that the ranks share, copied by each to its result"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.copied_bytes = self.shared["panels"].nbytes
 
 
 # -- the rows of the registry
@@ -404,7 +405,7 @@ class SharedMemoryMethod(TensorMethod):
 
 METHODS = (
     SharedMemoryMethod(
-        "pull", allgather_matmul=SharedInput, matmul_reduce_scatter=_SharedSum, matmul_allgather=SharedOutput
+        "pull", allgather_matmul=SharedInput, matmul_reduce_scatter=_SharedSum, matmul_allgather=_SharedOutput
     ),
     SharedMemoryMethod("two_shot", matmul_allreduce=_SharedSum),
     SharedMemoryMethod("ring", matmul_reduce_scatter=RingSum, matmul_allreduce=RingSum),

@@ -9,7 +9,7 @@ the tools for arrays, by an engine's operations and transport; the GPU's folder 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -217,8 +217,12 @@ class TensorProduct(Product, Generic[OperandsT]):
         """Write the sum of ``parts`` and C, after the epilogue and rounded once, into each of ``outs``."""
         raise NotImplementedError
 
-    def copy(self, to: Matrix, of: Matrix) -> None:
-        """Copy a matrix."""
+    def whole(self, operands: OperandsT, x: Matrix, c: Matrix | None, d: Matrix) -> None:
+        """Compute a product with C, bias, activation and D's scale."""
+        raise NotImplementedError
+
+    def copy_all(self, copies: Iterable[tuple[Matrix, Matrix]]) -> None:
+        """Make copies, each to a matrix and of one."""
         raise NotImplementedError
 
     def everyones(self, name: str) -> list[Matrix]:
@@ -306,9 +310,10 @@ class ParallelProduct(TensorProduct[Operands]):
             for out in outs if not straight else outs[1:]:
                 out[at] = total
 
-    def copy(self, to: Array, of: Array) -> None:
-        """Copy a matrix."""
-        to[...] = of
+    def copy_all(self, copies: Iterable[tuple[Array, Array]]) -> None:
+        """Make copies, each to a matrix and of one."""
+        for to, of in copies:
+            to[...] = of
 
     def memory(self, name: str) -> Array:
         """Return this rank's own matrix of that name. Local."""

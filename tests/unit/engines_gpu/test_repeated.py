@@ -17,6 +17,7 @@ import pblasmp as pb
 from pblasmp import _core
 from pblasmp.engines.gpu.runtime import graphs
 from pblasmp.engines.gpu.runtime.graphs import Relaunch
+from pblasmp.engines.gpu.tensor import base
 from pblasmp.runtime.kept_plans import held_bytes
 from pblasmp.tensor_parallel import call, made
 from tests.helpers import inside
@@ -59,6 +60,28 @@ def test_the_core_launches(lib, multiply, in_python):
         multiply()
     assert len(lib.gpu.did("graph launched")) == launched + 3
     assert not in_python
+
+
+FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("large", [False, True])
+def test_nccl_s_products_are_replayed_unless_it_works_on_arrays_of_the_user(
+    ctx, lib, gpu, monkeypatch, form, large
+):
+    """A graph with which NCCL has registered memory must not outlive that."""
+    import cupy
+
+    if large:
+        monkeypatch.setattr(base, "_STAGED", 0)
+    x, w, y = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5)))
+    monkeypatch.setattr(made, "new_like", lambda *_: y)
+    launched = []
+    for _ in range(6):
+        getattr(pb, form)(x, w, ctx, algo="nccl")
+        launched.append(len(lib.gpu.did("graph launched")))
+    assert launched == ([0] * 6 if large and form != "matmul_allgather" else [0, 0, 0, 1, 2, 3])
 
 
 def test_results_that_get_memory_again_are_launched_with(ctx, lib, gpu, monkeypatch):

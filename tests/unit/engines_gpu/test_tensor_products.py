@@ -14,12 +14,12 @@ from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
 from pblasmp.engines.gpu.kernels.lt_product import Fused
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.tensor import pushed
+from pblasmp.engines.gpu.tensor import base, pushed
 from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import FakePeer, Fault, Peers
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
@@ -36,6 +36,7 @@ class Case:
         size, kind = peers.size, (DTYPES | FLOAT8)[dtype]
         uneven = how.pop("uneven", False)
         self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
+        self.tight = how.pop("tight", False)
         out_dtype = (DTYPES | FLOAT8)[how.pop("out_dtype", dtype)]
         self.parts = {
             name: (_uneven(n, size) if uneven else shares(n, size)) if name in SPLIT[form] else (n,)
@@ -62,7 +63,7 @@ class Case:
         return slice(None) if len(parts) == 1 else slice(*offsets(parts)[rank : rank + 2])
 
     def arrays(self, rank: int) -> dict[str, Any]:
-        """Return this rank's operands, rows further apart than they are long."""
+        """Return this rank's operands, rows further apart than they are long, unless they are to be tight."""
         p, options, put = self.p, self.options, self.peers.array
         tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
         gathers = self.form == "allgather_matmul"
@@ -76,7 +77,7 @@ class Case:
         w = w if p.outputs_first else np.ascontiguousarray(w.T)
         c = self.c[rows, cols].astype(p.c_dtype)
         out = np.full(c.shape, 77).astype(p.out_dtype)
-        gaps = (16, 32, 16) if is_float8(p.dtype) else (3, 1, 2)
+        gaps = (0, 0, 0) if self.tight else (16, 32, 16) if is_float8(p.dtype) else (3, 1, 2)
         return {
             "x": put(rank, x, ld=x.shape[1] + gaps[0]), "w": put(rank, w, ld=w.shape[1] + gaps[1]),
             "c": put(rank, c) if options.beta else None, "out": put(rank, out, ld=c.shape[1] + gaps[2]),
@@ -199,6 +200,34 @@ def test_a_product_without_inputs_is_the_rest_of_it(dtype):
 def test_x_gathered_as_well(name, seed, uneven):
     """Copied out before a peer may overwrite it: in any order that the signals allow, product after product."""
     case(Peers(3), "allgather_matmul", uneven=uneven, gathered=True).run(name, name, name, seed=seed)
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathered, large):
+    """Which it may register with a graph: small ones are copied, so that graphs are replayed at their addresses."""
+    if large:
+        monkeypatch.setattr(base, "_STAGED", 0)
+    peers, theirs, reached = Peers(3), set(), set()
+    array, collective = Peers.array, FakePeer._collective
+
+    def noted(*args: Any, **how: Any) -> Any:
+        made = array(*args, **how)
+        theirs.update(range(made.data.ptr, made.data.ptr + made.values.nbytes))
+        return made
+
+    def noting(self: FakePeer, name: str, mine: Any, reads: Any, writes: Any, *args: Any) -> None:
+        reached.update(view.address for view in (*reads, *writes) if view.nbytes)
+        collective(self, name, mine, reads, writes, *args)
+
+    monkeypatch.setattr(Peers, "array", noted)
+    monkeypatch.setattr(FakePeer, "_collective", noting)
+    product = case(peers, form, uneven=True, tight=True, gathered=gathered and form == "allgather_matmul")
+    product.run("nccl", "nccl")
+    assert reached
+    assert bool(reached & theirs) is (large and form != "matmul_allgather")
+    assert any(product.product(gpu, "nccl").registers for gpu in peers.gpus) is bool(reached & theirs)
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)

@@ -16,7 +16,7 @@ import numpy as np
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype
 from ....errors import ArgumentError
 from .compiler import CompiledKernels, Grid, Kernel, Launch, cuda
-from .views import Move, View
+from .views import Move, View, whole_move
 
 _VECTOR_BYTES = 16
 _THREADS = 512
@@ -207,11 +207,7 @@ class Kernels(CompiledKernels):
 
     def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
-        if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
-            raise ArgumentError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
-        size = of.dtype.itemsize
-        whole = (1, 1, of.rows, of.cols * size)
-        self.move(stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)])
+        self.move(stream, [whole_move(to, of)])
 
     def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
         """Queue what ``moves`` returns. Local."""

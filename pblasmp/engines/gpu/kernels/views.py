@@ -176,6 +176,19 @@ def _short(b: Blocks) -> Iterator[Blocks]:
             yield Blocks(b.to + at, b.of + source, b.width, 1, 1, (b.width, b.width))
 
 
+def whole_move(to: View, of: View) -> Move:
+    """Return what ``Kernels.move`` takes to copy a matrix to another one. Local.
+
+    Raises:
+        ArgumentError: they differ in shape or in the size of an entry.
+    """
+    if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
+        raise ArgumentError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
+    size = of.dtype.itemsize
+    whole = (1, 1, of.rows, of.cols * size)
+    return to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole
+
+
 def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:
     """Yield what ``Kernels.move`` takes to copy blocks of one matrix to their places in another. Local.
 

@@ -8,6 +8,8 @@ from .copies import (
     NcclGatheredOutput,
     NcclReduceScatter,
     OneShotAllReduce,
+    PulledGather,
+    PulledGatheredOutput,
     PulledReduceScatter,
     RingAllReduce,
     TwoShotAllReduce,
@@ -22,9 +24,9 @@ from .pushed import PushedAllReduce, PushedGather, PushedGatheredOutput, PushedR
 __all__ = ["PRODUCTS"]
 
 PRODUCTS: tuple[type[CopyProduct], ...] = (
-    NcclGather, PushedGather,
+    NcclGather, PulledGather, PushedGather,
     NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, OneKernelReduceScatter,
     NcclAllReduce, OneShotAllReduce, TwoShotAllReduce, PushedAllReduce, RingAllReduce, OneKernelAllReduce,
-    NcclGatheredOutput, PushedGatheredOutput, OneKernelGatheredOutput,
+    NcclGatheredOutput, PulledGatheredOutput, PushedGatheredOutput, OneKernelGatheredOutput,
 )  # fmt: skip
 """All of them; ``form`` and ``name`` say what each computes and what ``algo=`` calls it."""

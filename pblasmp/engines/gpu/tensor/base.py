@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +15,7 @@ from ...request import Operands, Options
 from ...tensor.tensor_product import Memory, TensorProduct, row_major
 from ..kernels.lt import WORKSPACE_BYTES
 from ..kernels.lt_product import PLAIN, Fused, fuses
-from ..kernels.views import View, why_no_float8
+from ..kernels.views import View, whole_move, why_no_float8
 from ..types import carried
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Array = Any
 _AMAX = DTYPES["float32"]
+_STAGED = 16 << 20  # bytes whose copy takes less time than the host takes to queue a product without a graph
 
 
 class Views:
@@ -279,6 +280,10 @@ class CopyProduct(TensorProduct[Views]):
         """Queue a copy by a kernel."""
         self.gpu.copy("main", to, of)
 
+    def copy_all(self, copies: Iterable[tuple[View, View]]) -> None:
+        """Queue copies, each to a matrix and of one, by one kernel."""
+        self.gpu.move("main", [whole_move(to, of) for to, of in copies])
+
     def memory(self, name: str) -> View:
         """Return this GPU's own matrix of that name. Local."""
         wanted = self.own[name]
@@ -312,11 +317,19 @@ class CopyProduct(TensorProduct[Views]):
 
 
 class NcclProduct(CopyProduct):
-    """One product, and one collective of NCCL before or after it."""
+    """One product, and one collective of NCCL before or after it.
+
+    NCCL registers with a graph the memory that it works on. That of the user's arrays may be gone when a graph is
+    replayed at their addresses: small arrays are copied from or to the engine's memory, so that repeated calls are
+    replayed. Of large ones the host's time counts less than the copy.
+    """
 
     name = "nccl"
-    registers = True
     needs_windows = False
+
+    def _reach(self, nbytes: int) -> None:
+        """Let NCCL work on a user's array of so many bytes only if that is large. Local."""
+        self.registers = nbytes > _STAGED
 
     def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
         """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""
@@ -328,13 +341,14 @@ class NcclSum(NcclProduct):
 
     def _prepare(self) -> None:
         p = self.p
-        self.own["partial"] = Memory(self.travels, [(p.tokens[0], p.outputs[0])])
+        self.own["partial"] = sums = Memory(self.travels, [(p.tokens[0], p.outputs[0])])
         if not self.everywhere:
-            self.own["sums"] = Memory(self.travels, [(p.rows[self.rank], p.outputs[0])])
+            self.own["sums"] = sums = Memory(self.travels, [(p.rows[self.rank], p.outputs[0])])
+        self._reach(sums.nbytes)
 
     def _multiply(self, operands: Views) -> None:
         out = operands.d
-        straight = self.plain(operands) and out.contiguous and self.p.out_dtype == self.travels
+        straight = self.registers and self.plain(operands) and out.contiguous and out.dtype == self.travels
         partial = out if straight and self.everywhere else self.memory("partial")
         self.part(operands, operands.a, partial)
         if self.everywhere:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING
 
-from ...tensor.algorithms import PulledSum
+from ...tensor.algorithms import PulledOutput, PulledSum
 from ...tensor.tensor_product import HALVES, Memory, offsets, pieces
 from ..kernels.views import View
 from ..peers.windows import PIECES
@@ -26,17 +26,44 @@ class NcclGather(NcclProduct):
 
     def _prepare(self) -> None:
         p, inputs = self.p, self.p.inputs[0]
-        if not p.return_gathered:
-            self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), inputs)])
-        self.own["shard"] = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
+        gathered = Memory(p.dtype, [(sum(p.tokens), inputs)])
+        self.own["shard"] = shard = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
+        self._reach((gathered if p.return_gathered else shard).nbytes)
+        if not (p.return_gathered and self.registers):
+            self.own["gathered"] = gathered
 
     def _multiply(self, operands: Views) -> None:
         p, x = self.p, operands.a
-        gathered = operands.gathered or self.memory("gathered")
-        if not x.contiguous:
+        wanted = operands.gathered
+        gathered = wanted if wanted and self.registers else self.memory("gathered")
+        if not (self.registers and x.contiguous):
             x = self.memory("shard")
             self.copy(x, operands.a)
         self.all_gather(x, gathered, [tokens * p.inputs[0] for tokens in p.tokens])
+        self.whole(operands, gathered, operands.c, operands.d)
+        if wanted and wanted is not gathered:
+            self.copy(wanted, gathered)
+
+
+class PulledGather(CopyProduct):
+    """Each rank's tokens copied to symmetric memory, then a kernel that collects them from there, then one product."""
+
+    form = "allgather_matmul"
+    name = "pull"
+
+    def _prepare(self) -> None:
+        p, inputs = self.p, self.p.inputs[0]
+        self.shared["tokens"] = Memory(p.dtype, [(tokens, inputs) for tokens in p.tokens])
+        if not p.return_gathered:
+            self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), inputs)])
+
+    def _multiply(self, operands: Views) -> None:
+        shards, x, rows = self.everyones("tokens"), operands.a, self.p.slices("tokens")
+        gathered = operands.gathered or self.memory("gathered")
+        self.copy(shards[self.rank], x)
+        self.meet()
+        theirs = [(gathered[rows[rank]], shards[rank]) for rank in self.peers]
+        self.copy_all([*theirs, (gathered[rows[self.rank]], x)])
         self.whole(operands, gathered, operands.c, operands.d)
 
 
@@ -142,6 +169,13 @@ class RingAllReduce(CopyProduct):
             gpu.push("pull", out[peer][lines], sums[peer][lines])
 
 
+class PulledGatheredOutput(PulledOutput[Views], CopyProduct):
+    """One product into symmetric memory, then a kernel that copies every rank's columns from there to D."""
+
+    form = "matmul_allgather"
+    name = "pull"
+
+
 class NcclGatheredOutput(NcclProduct):
     """One product, then NCCL's AllGather (or its Broadcasts, of unlike parts), and copies to the ranks' columns."""
 
@@ -160,6 +194,8 @@ class NcclGatheredOutput(NcclProduct):
             self.whole(operands, operands.a, operands.c[:, mine] if operands.c else None, part)
         sizes = [rows * cols for rows, cols in shapes]
         self.all_gather(part, gathered, sizes)
-        for place, start, (rows, cols) in zip(columns, offsets(sizes), shapes, strict=False):
-            at = gathered.address + start * gathered.dtype.itemsize
-            self.copy(operands.d[:, place], View(at, rows, cols, cols, gathered.dtype))
+        parts = [
+            View(gathered.address + start * gathered.dtype.itemsize, rows, cols, cols, gathered.dtype)
+            for start, (rows, cols) in zip(offsets(sizes), shapes, strict=False)
+        ]
+        self.copy_all((operands.d[:, place], part) for place, part in zip(columns, parts, strict=True))
