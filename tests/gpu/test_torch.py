@@ -167,7 +167,33 @@ def test_repeated_calls_at_the_same_addresses(ctx):
             ranks.compare(f"matmul_reduce_scatter, turn {turn}", y, ctx.size * whole[ranks.own(16, ctx)])
             y = pb.allgather_matmul(given, w, ctx, algo="push")
             ranks.compare(f"allgather_matmul, turn {turn}", y, whole.repeat(ctx.size, 1))
+            for algo in ("pull", "nccl"):
+                y = pb.matmul_allgather(given, w, ctx, algo=algo)
+                ranks.compare(f"matmul_allgather {algo}, turn {turn}", y, whole.repeat(1, ctx.size))
         assert inside.graphs_kept(ctx), "no graph"
+
+    check(ctx, [("repeated", ranks.failure(repeated, ctx))])
+
+
+def test_other_memory_at_the_same_addresses(ctx):
+    """NCCL registers with a graph the memory that it works on, which must not be the user's: that may be gone."""
+
+    def repeated(ctx: pb.Context) -> None:
+        rows = 1 << 17  # of 64 bytes: blocks of PyTorch's allocator that it gives back, and that are copied
+        w = torch.empty(8, 8, device="cuda", dtype=torch.float64)
+        for turn in range(10):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            x = ranks.integers(ctx, turn, rows // ctx.size, 8)
+            w.copy_(ranks.integers(ctx, 50 + turn, 8, 8))
+            whole = x @ w.T
+            y, gathered = pb.allgather_matmul(x, w, ctx, algo="nccl", return_gathered=True)
+            ranks.compare(f"gathered, turn {turn}", gathered, x.repeat(ctx.size, 1))
+            ranks.compare(f"allgather_matmul, turn {turn}", y, whole.repeat(ctx.size, 1))
+            del y, gathered
+            y = pb.matmul_allreduce(x, w, ctx, algo="nccl")
+            ranks.compare(f"matmul_allreduce, turn {turn}", y, ctx.size * whole)
+            del x, y, whole
 
     check(ctx, [("repeated", ranks.failure(repeated, ctx))])
 

@@ -624,7 +624,7 @@ class FakePeer:
 
     # -- NCCL: every rank's matrices are there when the last one comes
 
-    def _collective(
+    def collective(
         self, name: str, mine: Any, reads: Any, writes: Any, do: Callable[[list[Any]], None], across: bool
     ) -> None:
         ranks, stream = (self._rail, "net") if across else (list(range(self.size)), "main")
@@ -662,7 +662,7 @@ class FakePeer:
 
         assert of.contiguous
         assert to.contiguous
-        self._collective("reduce scatter", of, [of], [to], do, across)
+        self.collective("reduce scatter", of, [of], [to], do, across)
 
     def all_reduce(self, matrix: View, *, across: bool = False) -> None:
         at = self.scratch(f"nccl {matrix.address}", matrix.nbytes)
@@ -674,7 +674,7 @@ class FakePeer:
 
         self.push("net" if across else "main", shadow, matrix)
         assert matrix.contiguous
-        self._collective("all reduce", shadow, [shadow], [matrix], do, across)
+        self.collective("all reduce", shadow, [shadow], [matrix], do, across)
 
     def all_gather(self, of: View, to: int, nbytes: Sequence[int], *, across: bool = False) -> None:
         byte, own, ends = np.dtype(np.uint8), self._index(across), [0, *itertools.accumulate(nbytes)]
@@ -689,7 +689,7 @@ class FakePeer:
                     found = np.ascontiguousarray(self.peers.of(source)).view(byte)
                     self.peers.of(part)[...] = found.reshape(1, -1)
 
-        self._collective("all gather", of, [of], written, do, across)
+        self.collective("all gather", of, [of], written, do, across)
 
 
 def _row(address: int, cols: int, dtype: np.dtype) -> View | None:

@@ -74,7 +74,7 @@ def test_nccl_s_products_are_replayed_unless_it_works_on_arrays_of_the_user(
     import cupy
 
     if large:
-        monkeypatch.setattr(base, "_STAGED", 0)
+        monkeypatch.setattr(base, "STAGED", 0)
     x, w, y = (cupy.asarray(np.ones(shape)) for shape in ((6, 4), (5, 4), (6, 5)))
     monkeypatch.setattr(made, "new_like", lambda *_: y)
     launched = []

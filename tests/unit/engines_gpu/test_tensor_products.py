@@ -208,9 +208,9 @@ def test_x_gathered_as_well(name, seed, uneven):
 def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathered, large):
     """Which it may register with a graph: small ones are copied, so that graphs are replayed at their addresses."""
     if large:
-        monkeypatch.setattr(base, "_STAGED", 0)
+        monkeypatch.setattr(base, "STAGED", 0)
     peers, theirs, reached = Peers(3), set(), set()
-    array, collective = Peers.array, FakePeer._collective
+    array, collective = Peers.array, FakePeer.collective
 
     def noted(*args: Any, **how: Any) -> Any:
         made = array(*args, **how)
@@ -222,7 +222,7 @@ def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathere
         collective(self, name, mine, reads, writes, *args)
 
     monkeypatch.setattr(Peers, "array", noted)
-    monkeypatch.setattr(FakePeer, "_collective", noting)
+    monkeypatch.setattr(FakePeer, "collective", noting)
     product = case(peers, form, uneven=True, tight=True, gathered=gathered and form == "allgather_matmul")
     product.run("nccl", "nccl")
     assert reached

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Array = Any
 _AMAX = DTYPES["float32"]
-_STAGED = 16 << 20  # bytes whose copy takes less time than the host takes to queue a product without a graph
+STAGED = 16 << 20  # bytes whose copy takes less time than the host takes to queue a product without a graph
 
 
 class Views:
@@ -329,7 +329,7 @@ class NcclProduct(CopyProduct):
 
     def _reach(self, nbytes: int) -> None:
         """Let NCCL work on a user's array of so many bytes only if that is large. Local."""
-        self.registers = nbytes > _STAGED
+        self.registers = nbytes > STAGED
 
     def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
         """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""
