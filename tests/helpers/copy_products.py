@@ -56,7 +56,9 @@ def product(
     runtime = SimpleNamespace(
         queueing=lambda what: nullcontext(), beside_others=lambda: beside_others, others_of_late=later
     )
-    session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=SimpleNamespace(take_largest=lambda amax: None))
+    graphs = SimpleNamespace(pay=len(gpu.domains) == 1)
+    nccl = SimpleNamespace(take_largest=lambda amax: None)
+    session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=nccl, recordings=lambda: graphs)
     return PRODUCTS[p.form][name](session, p, options)
 
 

@@ -59,18 +59,18 @@ def taken(form: str, size: int, sizes: tuple[int, int, int], *, refused: Collect
     ("matmul_reduce_scatter", 2, 1024, "pull"),
     ("matmul_reduce_scatter", 2, 2048, "push"),
     ("matmul_reduce_scatter", 2, 16384, "push"),
-    ("matmul_allgather", 2, 256, "pull"),  # 0.9e10 operations
+    ("matmul_allgather", 2, 256, "nccl"),  # 0.9e10 operations
     ("matmul_allgather", 2, 1024, "push"),  # 3.4e10: to one peer, few inputs are enough
     ("matmul_allgather", 2, 4096, "push"),
-    ("matmul_allgather", 4, 4096, "pull"),  # fewer than 2000 inputs for each of three peers
+    ("matmul_allgather", 4, 4096, "nccl"),  # fewer than 2000 inputs for each of three peers
     ("matmul_allgather", 4, 6144, "push"),
-    ("matmul_allgather", 8, 8192, "pull"),
+    ("matmul_allgather", 8, 8192, "nccl"),
     ("matmul_allgather", 8, 16384, "push"),
     ("allgather_matmul", 2, 16, "push"),
     ("allgather_matmul", 2, 8192, "push"),
-    ("allgather_matmul", 4, 256, "pull"),  # 0.9e10 operations
+    ("allgather_matmul", 4, 256, "nccl"),  # 0.9e10 operations
     ("allgather_matmul", 4, 512, "push"),
-    ("allgather_matmul", 8, 256, "pull"),
+    ("allgather_matmul", 8, 256, "nccl"),
     ("allgather_matmul", 8, 8192, "push"),
 ])  # fmt: skip
 def test_what_is_taken_of_4096_tokens_and_outputs(form, size, inputs, best):
@@ -95,7 +95,7 @@ def test_gemm_and_allreduce(size, sizes, best, with_c):
     assert taken(form, size, sizes) == best
     assert taken(form, size, sizes, refused={"ring"}) == with_c
     assert (
-        taken("matmul_allgather", 4, (512, 512, 8192)) == "pull"
+        taken("matmul_allgather", 4, (512, 512, 8192)) == "nccl"
     )  # 0.4e10 operations: there is nothing to hide
 
 

@@ -204,12 +204,16 @@ def test_x_gathered_as_well(name, seed, uneven):
 
 @pytest.mark.parametrize("form", PRODUCTS)
 @pytest.mark.parametrize("gathered", [False, True])
-@pytest.mark.parametrize("large", [False, True])
-def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathered, large):
+@pytest.mark.parametrize("where", ["small", "large", "between nodes"])
+def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathered, where):
     """Which it may register with a graph: small ones are copied, so that graphs are replayed at their addresses."""
-    if large:
+    if where == "large":
         monkeypatch.setattr(base, "STAGED", 0)
-    peers, theirs, reached = Peers(3), set(), set()
+    peers, theirs, reached = (
+        Peers(3, domains=[(0,), (1,), (2,)] if where == "between nodes" else []),
+        set(),
+        set(),
+    )
     array, collective = Peers.array, FakePeer.collective
 
     def noted(*args: Any, **how: Any) -> Any:
@@ -226,7 +230,7 @@ def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathere
     product = case(peers, form, uneven=True, tight=True, gathered=gathered and form == "allgather_matmul")
     product.run("nccl", "nccl")
     assert reached
-    assert bool(reached & theirs) is (large and form != "matmul_allgather")
+    assert bool(reached & theirs) is (where != "small" and form != "matmul_allgather")
     assert any(product.product(gpu, "nccl").registers for gpu in peers.gpus) is bool(reached & theirs)
 
 

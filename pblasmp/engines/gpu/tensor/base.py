@@ -328,8 +328,8 @@ class NcclProduct(CopyProduct):
     needs_windows = False
 
     def _reach(self, nbytes: int) -> None:
-        """Let NCCL work on a user's array of so many bytes only if that is large. Local."""
-        self.registers = nbytes > STAGED
+        """Let NCCL work on a user's array of so many bytes if that is large, or if graphs do not pay. Local."""
+        self.registers = nbytes > STAGED or not self.graphs.pay
 
     def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
         """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""

@@ -207,10 +207,10 @@ def cost_by_rule(
 
 def _best(p: ParallelProblem, multiprocessors: int) -> str:
     if p.form == "allgather_matmul":
-        return "push" if p.size == _PAIR or p.flops >= _HIDES_COPIES else "pull"
+        return "push" if p.size == _PAIR or p.flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_allgather":
         hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
-        return "push" if p.flops >= _HIDES_COPIES and hides else "pull"
+        return "push" if p.flops >= _HIDES_COPIES and hides else "nccl"
     if p.form == "matmul_reduce_scatter":
         return "pull" if p.flops < _PULLS * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
