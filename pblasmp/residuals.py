@@ -27,10 +27,13 @@ _VECTORS = 8
 _FACTOR = 20.0  # residuals of stable algorithms are a few times √n units of rounding
 
 
-def of_eigenpairs(a: Matrix, w: Array, v: Matrix, lower: bool, b: Matrix | None = None) -> Verification:
-    """Return whether eigenpairs are right, as ``verify`` does. Collective over the context."""
+def of_eigenpairs(
+    a: Matrix, w: Array, v: Matrix, lower: bool, b: Matrix | None = None, condition: float = 1.0
+) -> Verification:
+    """Return whether eigenpairs are right, as ``verify`` does; ``condition``: of B. Collective over the context."""
     with a.context.running("verify"), np.errstate(all="ignore"):
-        return Claim("eigh", (a,) if b is None else (a, b), (w, v), {"lower": lower}).verdict(a.context)
+        args, how = (a,) if b is None else (a, b), {"lower": lower}
+        return Claim("eigh", args, (w, v), how, condition=condition).verdict(a.context)
 
 
 def matrices_of(found: Any) -> list[Matrix]:
@@ -98,6 +101,7 @@ class Claim:
         found: what it has returned.
         how: its other arguments.
         second: with factors: whether they are lower, or their pivots.
+        condition: at least this is B's, of ``eigh`` of two matrices.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Claim:
     found: Any
     how: dict[str, Any]
     second: Any = None
+    condition: float = 1.0
     _residuals: list[float] = field(default_factory=list)
 
     @property
@@ -216,7 +221,12 @@ class Claim:
         vx, vwx = (v.times(each) for each in (x, _scaled(w, of_w)[:, None] * x))
         right = vwx if b is None else b.times(vwx)
         # A, and B on the other side, decide how large the residual may be; vectors alone might be those of small ones.
-        size = _norm(a.times(self._vectors(v.matrix.shape[0]))) * max(1.0, _norm(vx) / _norm(x))
+        signs, grown = self._vectors(v.matrix.shape[0]), _norm(vx) / _norm(x)
+        size = _norm(a.times(signs)) * max(1.0, grown)
+        if (
+            b is not None
+        ):  # the condition of B multiplies what rounding explains; V V^H is the inverse, if V is all
+            size *= max(1.0, self.condition, _norm(b.times(signs)) / _norm(signs) * grown**2)
         self._compare(a.times(vx), right, size, of_w)
         self._orthonormal(v, b)
         return bool((np.diff(w) < 0).any())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..blas import level3
 from ..comm import agree_after
+from ..dtypes import element_type
 from ..engines.method import survey
 from ..engines.product import Found
 from ..engines.request import Options
@@ -375,13 +376,37 @@ def _generalized(a: Matrix, b: Matrix, how: dict[str, Any]) -> tuple[Values, Mat
         if isinstance(found, tuple):
             level3.trsm(factor, found[1], uplo=uplo, op_a=outer, out=found[1])
             if how["check"]:
-                seen = of_eigenpairs(a, *found, lower, b)
+                seen = of_eigenpairs(a, *found, lower, b, _condition(b, factor, uplo))
                 with ctx.agreement("eigh"):
                     if not seen:
                         raise FactorizationError(
                             f"eigh: the eigenvectors of A and B are wrong; relative error: {seen.error:.1e}"
                         )
         return found
+
+
+def condition_of(b: Matrix, lower: bool) -> float:
+    """Return about the condition of a positive definite matrix, by its Cholesky factor. Collective over the context.
+
+    Only its triangle is read. Of another matrix it is 1.
+    """
+    try:
+        factor = cholesky(b, lower)
+    except FactorizationError:  # every rank's
+        return 1.0
+    return _condition(b, factor, "L" if lower else "U")
+
+
+def _condition(b: Matrix, factor: Matrix, uplo: Uplo) -> float:
+    """Return about the condition of B: how much its inverse makes of random vectors. Collective over the context."""
+    layout = replace(b.descriptor, shape=(b.shape[0], _VECTORS), ld=None)
+    x = random(b.context, Layout(layout, {}), 20, "normal")
+    y = x
+    for op in ("N", "C") if uplo == "L" else ("C", "N"):
+        y = level3.trsm(factor, y, uplo=uplo, op_a=op)
+    size = b.norm("inf", uplo=uplo, kind="hermitian")
+    found = size * y.norm() / x.norm() if b.shape[0] else 1.0
+    return min(max(1.0, found), 0.5 / element_type(b.dtype).roundoff)
 
 
 class _Eigvalsh(_Eigh):

@@ -126,6 +126,7 @@ def wrong_in_other_ways(ctx, rng):
         yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
     yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
     yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
+    yield from with_ill_conditioned(ctx, rng)
     eye = ctx.eye((12, 12), block=5)
     yield "R is not triangular", None if not pb.verify(pb.linalg.qr, a, found=(eye, a)) else "not seen"
     yield "Q is not orthonormal", None if not pb.verify(pb.linalg.qr, a, found=(a, eye)) else "not seen"
@@ -150,6 +151,22 @@ def wrong_in_other_ways(ctx, rng):
     empty = zero[:0, :0]
     yield "empty", None if pb.verify(pb.linalg.eigh, empty, found=pb.linalg.eigh(empty)) else "empty"
     yield from at_the_ends(ctx, rng)
+
+
+def with_ill_conditioned(ctx, rng, n=24):
+    """Eigenpairs of two matrices, all and some: rounding makes larger errors if B is ill-conditioned."""
+    q = np.linalg.qr(random(rng, (n, n), "float64"))[0]
+    whole = random(rng, (n, n), "float64")
+    a = placed(ctx, rng, only("L", whole + whole.T))
+    for condition in (1e5, 1e10):
+        b = placed(ctx, rng, only("L", (q * np.geomspace(1, 1 / condition, n)) @ q.T))
+        for subset in (None, (15, 19)):
+            case = f"{subset} with a B of condition {condition:g}"
+            w, v = pb.linalg.eigh(a, b, subset_by_index=subset, check=True)
+            found = pb.verify(pb.linalg.eigh, a, b, found=(w, v), subset_by_index=subset)
+            yield case, None if found else f"right: {found}"
+            found = pb.verify(pb.linalg.eigh, a, b, found=(w + abs(w).max() / 100, v))
+            yield f"{case}, other values", None if not found else f"wrong: {found}"
 
 
 def at_the_ends(ctx, rng):
