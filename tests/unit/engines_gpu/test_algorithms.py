@@ -246,7 +246,7 @@ def other_tokens(comm: Any, path: str) -> Any:
                     y = np.asarray(result)
                     wrong = None if queues else unlike(y, case.expected())
                     count = votes(ctx) - before
-                    if (count > 1) != (turn == 0 or (queues and some == 9 and form != "matmul_allgather")):
+                    if (count > 1) != (turn == 0 or (queues and some == 9)):
                         wrong = wrong or f"{count} votes"
                     if turn == 2 and (calls > _MOST_CALLS or (queues and of_queue > _MOST_OF_QUEUES)):
                         wrong = wrong or f"{calls} calls, {of_queue} to queue it"

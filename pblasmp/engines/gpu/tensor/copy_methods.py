@@ -165,6 +165,7 @@ _PAIR = 2
 _HIDES_COPIES = 1e10  # operations of all ranks that hide the extra cost of copies in pieces over NCCL's
 # inputs per peer, with which computing an output takes as long as sending it to all peers
 _HIDES_SENDING = 2000
+_PIECES_WAVES = 3  # from which on gathered outputs are cut into pieces: one travels during the next product
 _HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
@@ -210,7 +211,8 @@ def _best(p: ParallelProblem, multiprocessors: int) -> str:
         return "push" if p.size == _PAIR or p.flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_allgather":
         hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
-        return "push" if p.flops >= _HIDES_COPIES and hides else "nccl"
+        cut = waves(p.tokens[0], max(p.outputs), multiprocessors) >= _PIECES_WAVES
+        return "push" if cut and hides and p.flops >= _HIDES_COPIES else "pull"
     if p.form == "matmul_reduce_scatter":
         return "pull" if p.flops < _PULLS * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
