@@ -56,9 +56,8 @@ def product(
     runtime = SimpleNamespace(
         queueing=lambda what: nullcontext(), beside_others=lambda: beside_others, others_of_late=later
     )
-    graphs = SimpleNamespace(pay=len(gpu.domains) == 1)
     nccl = SimpleNamespace(take_largest=lambda amax: None)
-    session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=nccl, recordings=lambda: graphs)
+    session = SimpleNamespace(gpu=gpu, runtime=runtime, nccl=nccl, graphs_pay=len(gpu.domains) == 1)
     return PRODUCTS[p.form][name](session, p, options)
 
 

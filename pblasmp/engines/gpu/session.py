@@ -68,13 +68,18 @@ class Session:
         """The ranks whose GPUs reach each other's memory, or those of each node if none do."""
         return self.runtime.nodes if self.gpu.windows is None else self.gpu.domains
 
-    def recordings(self) -> Recordings:
-        """Return a store for the graphs of a product. Local.
+    @property
+    def graphs_pay(self) -> bool:
+        """Whether replaying a graph takes less time than queueing the same work again.
 
-        Graphs do not pay between nodes: each time one is replayed, NCCL calls back to the host before it sends, which
-        takes longer than to queue the collective.
+        Not between nodes: each time one is replayed, NCCL calls back to the host before it sends, which takes longer
+        than to queue the collective.
         """
-        return Recordings(self.runtime, pay=len(self.domains) == 1)
+        return len(self.domains) == 1
+
+    def recordings(self) -> Recordings:
+        """Return a store for the graphs of a product. Local."""
+        return Recordings(self.runtime, pay=self.graphs_pay)
 
     def close_first(self, close: Callable[[], None]) -> None:
         """Have ``close`` called before what was made earlier is closed. Local."""

@@ -204,11 +204,16 @@ def test_x_gathered_as_well(name, seed, uneven):
 
 @pytest.mark.parametrize("form", PRODUCTS)
 @pytest.mark.parametrize("gathered", [False, True])
-@pytest.mark.parametrize("where", ["small", "large", "between nodes"])
+@pytest.mark.parametrize("where", ["small", "large", "between nodes", "once"])
 def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathered, where):
-    """Which it may register with a graph: small ones are copied, so that graphs are replayed at their addresses."""
+    """Which it may register with a graph: small ones are copied, so that graphs are replayed at their addresses.
+
+    Not in what comes once.
+    """
     if where == "large":
         monkeypatch.setattr(base, "STAGED", 0)
+    if where == "once":
+        monkeypatch.setattr(base.CopyProduct, "once", True)
     peers, theirs, reached = (
         Peers(3, domains=[(0,), (1,), (2,)] if where == "between nodes" else []),
         set(),
@@ -231,7 +236,8 @@ def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathere
     product.run("nccl", "nccl")
     assert reached
     assert bool(reached & theirs) is (where != "small" and form != "matmul_allgather")
-    assert any(product.product(gpu, "nccl").registers for gpu in peers.gpus) is bool(reached & theirs)
+    registers = any(product.product(gpu, "nccl").registers for gpu in peers.gpus)
+    assert registers is (where != "once" and bool(reached & theirs))
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)

@@ -321,7 +321,7 @@ class NcclProduct(CopyProduct):
 
     NCCL registers with a graph the memory that it works on. That of the user's arrays may be gone when a graph is
     replayed at their addresses: small arrays are copied from or to the engine's memory, so that repeated calls are
-    replayed. Of large ones the host's time counts less than the copy.
+    replayed. Of large ones the host's time counts less than the copy, and what comes once is not replayed.
     """
 
     name = "nccl"
@@ -329,7 +329,12 @@ class NcclProduct(CopyProduct):
 
     def _reach(self, nbytes: int) -> None:
         """Let NCCL work on a user's array of so many bytes if that is large, or if graphs do not pay. Local."""
-        self.registers = nbytes > STAGED or not self.graphs.pay
+        self.registers = nbytes > STAGED or not self._session.graphs_pay
+
+    @property
+    def in_place(self) -> bool:
+        """Whether NCCL works on the user's arrays in this run."""
+        return self.registers or self.once
 
     def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
         """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""
@@ -348,7 +353,7 @@ class NcclSum(NcclProduct):
 
     def _multiply(self, operands: Views) -> None:
         out = operands.d
-        straight = self.registers and self.plain(operands) and out.contiguous and out.dtype == self.travels
+        straight = self.in_place and self.plain(operands) and out.contiguous and out.dtype == self.travels
         partial = out if straight and self.everywhere else self.memory("partial")
         self.part(operands, operands.a, partial)
         if self.everywhere:

@@ -35,8 +35,8 @@ class NcclGather(NcclProduct):
     def _multiply(self, operands: Views) -> None:
         p, x = self.p, operands.a
         wanted = operands.gathered
-        gathered = wanted if wanted and self.registers else self.memory("gathered")
-        if not (self.registers and x.contiguous):
+        gathered = wanted if wanted and self.in_place else self.memory("gathered")
+        if not (self.in_place and x.contiguous):
             x = self.memory("shard")
             self.copy(x, operands.a)
         self.all_gather(x, gathered, [tokens * p.inputs[0] for tokens in p.tokens])
