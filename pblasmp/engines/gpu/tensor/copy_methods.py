@@ -210,9 +210,11 @@ def _best(p: ParallelProblem, multiprocessors: int) -> str:
     if p.form == "allgather_matmul":
         return "push" if p.size == _PAIR or p.flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_allgather":
-        hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
-        cut = waves(p.tokens[0], max(p.outputs), multiprocessors) >= _PIECES_WAVES
-        return "push" if cut and hides and p.flops >= _HIDES_COPIES else "pull"
+        if p.size == _PAIR:
+            cut = waves(p.tokens[0], max(p.outputs), multiprocessors) >= _PIECES_WAVES
+            return "push" if cut and p.flops >= _HIDES_COPIES else "pull"
+        hides = p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
+        return "push" if hides and p.flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_reduce_scatter":
         return "pull" if p.flops < _PULLS * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
