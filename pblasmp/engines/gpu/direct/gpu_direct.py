@@ -197,7 +197,10 @@ class GpuDirect:
             held, offset, rows, cols = part[0], *place_of(part)
             at = held.address + offset
             base = bases[number] = beginning(at)
-            pattern += (held.pattern.digest, held.ld, rows, cols, part[5], at - base)
+            pattern += (  # the digest tells the blocks and the grid
+                held.pattern.digest, held.ld, rows.extent, rows.source, rows.lead, cols.extent, cols.source, cols.lead,
+                part[5], at - base,
+            )  # fmt: skip
             offsets.append(offset)
         key = tuple(pattern)
         try:
