@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtypes import element_type, scalar
 from ..errors import ArgumentError, FactorizationError, LayoutError, short_repr
+from ..layout.grid import one_of
 from ..matrix.products import matmul
 from ..matrix.reductions import kind_of_norm
 from ..runtime.reading import check_operands, context_of
@@ -104,7 +105,8 @@ def _check(call: str, a: Matrix, name: str, which: object) -> None:
     with ctx.agreement(call) as facts:
         check_operands(ctx, "a", {"a": a})
         facts.update({"a": a.descriptor, name: which})
-        by_values = isinstance(which, (int, float, str)) and which in (2, -2, "nuc")
+        number = isinstance(which, (int, float, np.integer, np.floating))
+        by_values = one_of(which, ("nuc",)) or (number and which in (2, -2))
         wrong = which is not None and kind_of_norm(which) is None and not by_values
         if wrong or (call == "cond" and which == "max"):
             legal = (

@@ -124,9 +124,9 @@ def numbers_of(a, whole):
     yield "det", far(la.det(a), np.linalg.det(whole))
     yield "det's type", None if type(la.det(a)) is whole.dtype.type else f"{type(la.det(a))}"
     yield "slogdet", far(la.slogdet(a), np.linalg.slogdet(whole))
-    for which in (None, "fro", 1, np.inf, 2, -2, "nuc"):
+    for which in (None, "fro", 1, np.inf, 2, np.int64(2), np.float32(-2), "nuc"):
         yield f"norm {which}", far(la.norm(a, which), np.linalg.norm(whole, which))
-    for which in (1, np.inf, "fro", 2, -2, "nuc", None):
+    for which in (1, np.inf, "fro", np.int64(2), -2, "nuc", None):
         yield f"cond {which}", far(la.cond(a, which), np.linalg.cond(whole, which))
     yield "cond", far(la.cond(a), np.linalg.cond(whole, 1))
     ratio = la.cond_estimate(a) / np.linalg.cond(whole, 1)
