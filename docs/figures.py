@@ -126,14 +126,16 @@ READERS = """\
 """  # noqa: E501
 
 
+SOLVERS = {2: ("", "getrf-"), 4: ("65536-", "131072-", "lu-qr-1x4-")}
+"""The runs of factorizations that the README quotes, by GPUs: those that are not too old."""
+
+
 def readers() -> str:
     """Return the README's table: for each kind of reader what there is, and how fast it is."""
     runs = results.runs()
     solvers = []
-    for count in (2, 4):
-        on = [
-            run for name, run in runs.items() if name.startswith("factorizations-gpu-") and run.gpus == count
-        ]
+    for count, cases in SOLVERS.items():
+        on = [runs[f"factorizations-gpu-{case}{count}-gpus"] for case in cases]
         ratios = (
             (name, at_best_blocks(on, routine))
             for name, routine in (("Cholesky", "potrf"), ("LU", "getrf"), ("QR", "geqrf"))
