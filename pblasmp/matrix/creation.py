@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side
+from ..comm import Side, agree_after
 from ..dtypes import DTYPES, FLOAT8, as_dtype, scalar
+from ..engines.direct import Asked
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, RankMismatchError, not_two, short_repr
 from ..layout import Grid, MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
 from ..layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
 from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local, as_typed, shard_of
+from ..runtime.reading import sub_matrices
 from ..runtime.runtime import Runtime
 from ..scalapack import column_major_view, read_descriptor
 from .arithmetic import (
@@ -496,16 +499,47 @@ def _copy_matrix(part: Handle, value: Handle) -> None:
     ctx = part.context
     here, there = part.place, value.place
     same = here[0] is there[0] and here[1:] == there[1:]
+
+    def read(facts: dict[str, Any]) -> Handle:
+        facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
+        check_pair(CALL, part, value)
+        if same:
+            return part
+        check_writable(CALL, part, value.dtype)
+        return (
+            copied(value) if ctx.engine.overlap(part.local, value.local) else value
+        )  # on this rank alone, maybe
+
     with ctx.running(CALL):
-        with ctx.agreement(CALL) as facts:
-            facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
-            check_pair(CALL, part, value)
-            if same:
-                return
-            check_writable(CALL, part, value.dtype)
-            if ctx.engine.overlap(part.local, value.local):  # maybe on this rank alone
-                value = copied(value)
-        value.move_to(part)
+        done = None if same else copied_at_once(CALL, value, part)
+        if not done:
+            whole = agree_after(done is False, partial(ctx.agreement, CALL), read)
+            if not same:
+                whole.move_to(part)
+
+
+def copies_at_once(value: Handle) -> bool:
+    """Return whether a matrix may be what ``copied_at_once`` copies. Local."""
+    ctx = value.context
+    direct = ctx.direct is not None and not ctx.engine.traits.on_gpus and not ctx.control.gone()
+    return direct and value.direct_part() is not None
+
+
+def copied_at_once(call: str, value: Handle, out: Handle) -> bool | None:
+    """Copy a matrix into another one of any layout without an agreement in words. Collective over the context.
+
+    Returns:
+        True: it is done. None: nothing has happened. False: the ranks have voted, and not all of them agreed.
+    """
+    ctx, extents = value.context, list[int]()
+    parts = sub_matrices(ctx, (value, out), extents) if copies_at_once(value) else None
+    if parts is None or 0 in extents or extents[:2] != extents[2:] or not out.writeable:
+        return None
+    a, d = parts
+    assert a is not None
+    assert d is not None
+    assert ctx.direct is not None
+    return ctx.direct.run(ctx.control, Asked(call, "geadd", a, None, d, d, False))
 
 
 def _fill(part: Handle, value: Any) -> None:

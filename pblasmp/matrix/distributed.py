@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side
+from ..comm import Side, agree_after
 from ..docstrings import public_face
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout import MatrixDescriptor, Trapezoid
@@ -234,36 +235,63 @@ class DistributedMatrix(Handle):
         """
         ctx = self.context
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
+
+        def read(facts: dict[str, Any]) -> tuple[DistributedMatrix, Trapezoid | None]:
+            layout = self._changed(descriptor, out, changes)
+            if out is not None:
+                self._check_out(out)
+                layout = out.descriptor if layout is None else layout
+            facts.update(matrix=self.descriptor, to=layout, uplo=uplo, diag=diag, out=out is not None)
+            if layout is None:
+                raise ArgumentError(
+                    "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
+                )
+            ctx.check_descriptor(layout)
+            if out is not None and out.descriptor != layout:
+                raise LayoutError(
+                    f"out: its layout is {out.descriptor}, expected the new descriptor {layout}"
+                )
+            if layout.shape != self.shape:
+                raise LayoutError(
+                    f"redistribute: the matrix has shape {self.shape}, the new descriptor {layout.shape}"
+                )
+            if self.dtype.kind == "c" and layout.dtype.kind != "c":
+                raise ArgumentError(
+                    f"redistribute: {self.dtype.name} does not convert to {layout.dtype.name}"
+                )
+            part = self._part(uplo, diag)
+            result = ctx.allocate(layout) if out is None else out
+            if out is None and part is not None:
+                result.local[...] = 0
+            return result, part
+
         with ctx.running("redistribute"):
-            with ctx.agreement("redistribute") as facts:
-                descriptor = self._changed(descriptor, out, changes)
-                if out is not None:
-                    self._check_out(out)
-                    descriptor = out.descriptor if descriptor is None else descriptor
-                facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
-                if descriptor is None:
-                    raise ArgumentError(
-                        "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
-                    )
-                ctx.check_descriptor(descriptor)
-                if out is not None and out.descriptor != descriptor:
-                    raise LayoutError(
-                        f"out: its layout is {out.descriptor}, expected the new descriptor {descriptor}"
-                    )
-                if descriptor.shape != self.shape:
-                    raise LayoutError(
-                        f"redistribute: the matrix has shape {self.shape}, the new descriptor {descriptor.shape}"
-                    )
-                if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                    raise ArgumentError(
-                        f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
-                    )
-                part = self._part(uplo, diag)
-                result = ctx.allocate(descriptor) if out is None else out
-                if out is None and part is not None:
-                    result.local[...] = 0
+            copy = self._glance(descriptor, uplo, diag, out, changes)
+            done = None if copy is None else creation.copied_at_once("redistribute", self, copy)
+            if copy is not None and done:
+                return copy
+            copy = None  # its memory is free again
+            result, part = agree_after(done is False, partial(ctx.agreement, "redistribute"), read)
             self.move_to(result, part)
             return result
+
+    def _glance(
+        self, descriptor: Any, uplo: Any, diag: Any, out: Any, changes: dict[str, Any]
+    ) -> DistributedMatrix | None:
+        """Return what the whole matrix goes to; None if a glance does not show that the call is legal. Local."""
+        try:
+            if uplo is not None or not one_of(diag, "N") or not creation.copies_at_once(self):
+                return None
+            layout = self._changed(descriptor, out, changes)
+            if out is not None:
+                return out if layout is None and isinstance(out, DistributedMatrix) else None
+            if layout is None or layout.shape != self.shape or layout.dtype != self.dtype:
+                return None
+            self.context.check_descriptor(layout)
+            copy: DistributedMatrix = self.context.allocate(layout)
+            return copy
+        except Exception:  # noqa: BLE001 (what is wrong is said where all ranks hear it)
+            return None
 
     def _changed(
         self, descriptor: MatrixDescriptor | None, out: DistributedMatrix | None, changes: dict[str, Any]

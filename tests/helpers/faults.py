@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -261,9 +262,10 @@ class AlarmError(Exception):
 
 
 def moves(ctx, turns=1):
-    a = ctx.from_function(lambda i, j: 1.0 * i + j, wide(ctx))
+    """Of a type that BLAS lacks: others are copied by direct calls."""
+    a = ctx.from_function(lambda i, j: 1.0 * i + j, replace(wide(ctx), dtype=np.float16))
     for _ in range(turns):
-        b = a.redistribute(pb.MatrixDescriptor((300, 300), (20, 7), pb.Grid(1, ctx.size)))
+        b = a.redistribute(block=(20, 7), grid=(1, ctx.size))
     return b
 
 

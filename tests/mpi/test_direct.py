@@ -65,8 +65,21 @@ def mixed(comm):
                 ["different calls", "trmm", "trsm"],
             ),
             (lambda: a.norm() if last else a @ a, ["different calls", "norm", "matmul"]),
+            (lambda: a.redistribute(block=4 + last), ["redistribute: the ranks gave different", "\n  to:"]),
+            (
+                lambda: a.redistribute(block=4) if last else pb.blas.geadd(a, c, out=c),
+                ["different calls", "redistribute", "geadd"],
+            ),
+            (lambda: c.__setitem__(slice(4), a[last : 4 + last]), ["the ranks gave different", "\n  value:"]),
         ):
             refuses(ctx, pb.RankMismatchError, words, call)
+        twin = ctx.zeros(a.descriptor)
+        refuses(
+            ctx, pb.ArgumentError, ["shares memory"], lambda: a.redistribute(out=twin if comm.rank else a)
+        )
+        c[:10, :], moved = a[10:, :], a[:, 3:].redistribute(block=(3, 2), dtype="float64" if last else None)
+        yield "rows in the place of others", misplaced_view(c[:10, :], x[10:])
+        yield "moved, a type on one rank", misplaced_view(moved, x[:, 3:])
         words, faulty = ["sizes", f"rank {comm.size - 1}"], a[:9, :] if last else a
         refuses(ctx, pb.LayoutError, words, pb.matmul, a, faulty)
         ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
@@ -201,6 +214,9 @@ def small_calls(ctx):
         "syrk": lambda: pb.blas.syrk(a, beta=1, c=c, out=c),
         "trsm": lambda: pb.blas.trsm(spd, b, out=b),
         "geadd": lambda: pb.blas.geadd(a, b, out=b),
+        "assignment": lambda: b.__setitem__((slice(20), slice(3, 40)), a[5:25, 3:40]),
+        "redistribute": lambda: a.redistribute(block=7),
+        "redistribute out": lambda: a.redistribute(out=b),
         "gemv": lambda: pb.blas.gemv(a, x, out=y),
         "nrm2": lambda: pb.blas.nrm2(x),
         "cholesky": lambda: pb.linalg.cholesky(spd),

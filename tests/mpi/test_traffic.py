@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -214,7 +215,10 @@ def run_moves(comm):
         wire = Wire(ctx)
         for turn in range(draws(10, long=40)):
             shape = tuple(int(x) for x in rng.integers(1, 60, 2))
-            source, target = (layout(rng, shape, ctx.size) for _ in range(2))
+            source, target = (
+                replace(layout(rng, shape, ctx.size), dtype=np.float16)  # others are copied by direct calls
+                for _ in range(2)
+            )
             a = ctx.zeros(source)
             wire.take()
             a.redistribute(target)
