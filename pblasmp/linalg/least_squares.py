@@ -240,7 +240,10 @@ class _RankedLeastSquares(_LeastSquares):
     def ranked(self) -> LstsqResult:
         """Return what ``lstsq`` returns with ``rcond``. Collective over the context."""
         agree_after(False, partial(self.ctx.agreement, self.name), self.read)
-        with self.ctx.running(self.name, checks=False), np.errstate(all="ignore"):
+        with (
+            np.errstate(all="ignore"),
+            self.ctx.running(self.name, checks=False),
+        ):  # in this order: for all inside
             a, b, x = self["a"], self["b"], self.written
             if 0 in a.shape:
                 x[:, :] = 0

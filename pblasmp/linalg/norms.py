@@ -147,7 +147,8 @@ def matrix_rank(a: Matrix, tol: float | None = None, *, algo: str = "auto") -> i
     """
     least = _threshold("matrix_rank", a, "tol", tol)
     s = svdvals(a, algo=algo)
-    return int(np.count_nonzero(s > (_eps(a) * s.max(initial=0) if least is None else least)))
+    with np.errstate(all="ignore"):
+        return int(np.count_nonzero(s > (_eps(a) * s.max(initial=0) if least is None else least)))
 
 
 def pinv(a: Matrix, rcond: float | None = None, *, algo: str = "auto") -> Matrix:
@@ -181,9 +182,10 @@ def pinv(a: Matrix, rcond: float | None = None, *, algo: str = "auto") -> Matrix
     """
     least = _threshold("pinv", a, "rcond", rcond)
     u, s, vh = svd(a, algo=algo)
-    kept = ~(s <= (_eps(a) if least is None else least) * s.max(initial=0))
-    rank = int(np.count_nonzero(kept))
-    return matmul(vh[:rank, :], u[:, :rank] / s[:rank], op_a="C", op_b="C")
+    with np.errstate(all="ignore"):
+        kept = ~(s <= (_eps(a) if least is None else least) * s.max(initial=0))
+        rank = int(np.count_nonzero(kept))
+        return matmul(vh[:rank, :], u[:, :rank] / s[:rank], op_a="C", op_b="C")
 
 
 def _eps(a: Matrix) -> float:

@@ -251,7 +251,10 @@ class _RefinedSolve(_Solve):
         self.make_whole()
         agree_after(False, partial(self.ctx.agreement, self.name), self.read)
         a, b, lower, algo = self["a"], self["b"], self.how["lower"], self.how["algo"]
-        with self.ctx.running(self.name, checks=False), np.errstate(all="ignore"):
+        with (
+            np.errstate(all="ignore"),
+            self.ctx.running(self.name, checks=False),
+        ):  # in this order: for all inside
             op = cast("Op", self.op)
             positive, coarse = self.kind == "pos", self.refine == "tf32"
             x, info = refined(a, b, positive=positive, lower=lower, op=op, algo=algo, coarse=coarse)

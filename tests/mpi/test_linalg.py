@@ -162,6 +162,29 @@ def ranks(comm):
         yield "norms of nothing", None if nothing == [0, 0, 0] else f"{nothing}"
 
 
+def floating_point_errors(comm):
+    """NumPy's error state on one rank changes nothing: what is computed inside of a call may over- and underflow."""
+    with pb.Context(comm, engine="host") as ctx:
+        rng = np.random.default_rng(39)
+        whole = rng.standard_normal((9, 4))
+        a, b = ctx.scatter(whole, block=2), ctx.scatter(whole[:, :2], block=2)
+        square, single = a[:4, :], (a * 1e-30).astype("float32")
+        with np.errstate(all="raise" if comm.rank == comm.size - 1 else "warn"):
+            for case, call, expected in (
+                ("tol", lambda: la.matrix_rank(single, 1e300), 0),
+                ("pinv", lambda: np.isnan(la.pinv((a * 1j) * np.nan).allgather()).all(), True),
+                ("large", lambda: la.lstsq(a * 1e305, b * 1e-305, None).rank, 4),
+                ("small", lambda: la.lstsq(a * 1e-300, b * 1e-300, None).rank, 4),
+                (
+                    "refine",
+                    lambda: la.solve(square * 1e300, b[:4, :] * 1e-300, refine="float32").shape,
+                    (4, 2),
+                ),
+            ):
+                found = call()
+                yield case, None if found == expected else f"{found}"
+
+
 def determinants(comm):
     """What is out of range before the last factor, what is out of range itself, and matrices without any."""
     with pb.Context(comm, engine="host") as ctx:
@@ -283,6 +306,11 @@ def planned_refusals(comm):
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_beside_numpy_and_scipy(dtype):
     run_mpi(beside_scipy, 2, dtype=dtype)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_error_states_of_numpy(nranks):
+    run_mpi(floating_point_errors, nranks)
 
 
 def test_determinants():
