@@ -240,10 +240,8 @@ class _RankedLeastSquares(_LeastSquares):
     def ranked(self) -> LstsqResult:
         """Return what ``lstsq`` returns with ``rcond``. Collective over the context."""
         agree_after(False, partial(self.ctx.agreement, self.name), self.read)
-        with (
-            np.errstate(all="ignore"),
-            self.ctx.running(self.name, checks=False),
-        ):  # in this order: for all inside
+        # In this order, so that it is the user's state for the calls inside.
+        with np.errstate(all="ignore"), self.ctx.running(self.name, checks=False):
             a, b, x = self["a"], self["b"], self.written
             if 0 in a.shape:
                 x[:, :] = 0

@@ -251,10 +251,8 @@ class _RefinedSolve(_Solve):
         self.make_whole()
         agree_after(False, partial(self.ctx.agreement, self.name), self.read)
         a, b, lower, algo = self["a"], self["b"], self.how["lower"], self.how["algo"]
-        with (
-            np.errstate(all="ignore"),
-            self.ctx.running(self.name, checks=False),
-        ):  # in this order: for all inside
+        # In this order, so that it is the user's state for the calls inside.
+        with np.errstate(all="ignore"), self.ctx.running(self.name, checks=False):
             op = cast("Op", self.op)
             positive, coarse = self.kind == "pos", self.refine == "tf32"
             x, info = refined(a, b, positive=positive, lower=lower, op=op, algo=algo, coarse=coarse)
