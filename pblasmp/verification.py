@@ -23,7 +23,7 @@ from .dtypes import accumulation_dtype, double_dtype, element_type, scalar
 from .engines.local.extremes import largest, scale_by_power
 from .engines.local.finish import activate
 from .epilogue import Epilogue, Scales, along
-from .errors import UnsupportedError
+from .errors import ArgumentTypeError, UnsupportedError, short_repr
 from .layout import MatmulProblem, MatrixDescriptor
 from .matrix.distributed import DistributedMatrix
 from .matrix.products import check, check_extras
@@ -117,6 +117,8 @@ def verify(
     with ctx.agreement("verify") as facts:
         check_operands(ctx, "abd", {"a": a, "b": b, "c": c, "d": d})
         check_extras(epilogue, scales)
+        if not isinstance(exact, (bool, np.bool_)):
+            raise ArgumentTypeError(f"exact: expected True or False, got {short_repr(exact)}")
         of_c = None if c is None else c.descriptor
         problem = MatmulProblem(a.descriptor, b.descriptor, d.descriptor, op_a, op_b, of_c, scheme)
         alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")

@@ -150,6 +150,9 @@ def exactly(comm):
                     d.local[li, lj] += 1
             found = pb.verify(a, b, c, d, **how)
             yield f"{dtype} {order}, wrong", None if not found and found.wrong == 2 else f"{found}"
+            refuses(
+                ctx, TypeError, ["exact: expected True or False"], pb.verify, a, b, c, d, exact=np.ones(2)
+            )
             same = len({repr(each) for each in ctx.comm.allgather(repr(found))}) == 1
             yield f"{dtype} {order}, everywhere", None if same else "the ranks have different answers"
 
