@@ -531,7 +531,12 @@ def as_written(comm):
             (pb.ArgumentError, ["expected integers or slices"], a.__setitem__, (..., ...), 1),
             (pb.ArgumentError, ["expected integers or slices"], a.__setitem__, (..., 1, 2, 3), 1),
             (pb.ArgumentError, ["(12, 12)"], a.redistribute, layout(rng, (12, 13), comm.size)),
-            (pb.ArgumentError, [f"needs {comm.size + 1} ranks"], a.redistribute, replace(d, grid=beyond)),
+            (
+                pb.ArgumentError,
+                [f"needs {comm.size + 1} ranks"],
+                a.redistribute,
+                replace(d, grid=beyond, source=(0, 0)),
+            ),
             (pb.ArgumentError, ["does not convert"], ctx.zeros((12, 12), dtype="complex64").redistribute, d),
             (pb.ArgumentError, ["bool", "dtype="], a.map, lambda v: v > 0),
             (pb.ArgumentError, ["returned 3"], a.map, lambda v: 3),

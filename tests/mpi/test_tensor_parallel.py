@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import tracemalloc
 import weakref
 
@@ -455,7 +456,8 @@ def other_tokens(comm):
             for turn, tokens in enumerate((8, 6, 6, 3, 9, 7, 8, 2)):  # more are not shared memory for
                 case = Case(rng, comm, form, "float32", tokens * p, *sizes, lead=lead)
                 wrong, count = counted(case)
-                if p > 1 and (count == 1) != (turn not in (0, 4)):
+                few = form == "allgather_matmul" and tokens * math.prod(lead) < p  # on each rank: it is read
+                if p > 1 and (count == 1) != (turn not in (0, 4) and not few):
                     wrong = wrong or f"{count} votes"
                 yield f"{form} {lead}, {tokens} tokens", wrong
             uneven = Case(rng, comm, form, "float32", 5 * p, *sizes, lead=lead, split=other_split)
