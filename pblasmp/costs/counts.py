@@ -87,7 +87,7 @@ def counts_of(
     elements, messages = _factors(moves, limit)
     here, there = src.cells.coords, dst.cells.coords
     owners, writers, readable = src.cells.owners, dst.cells.owners, src.cells.nodes == nodes
-    written = not readable and (bool(dst.cells.nodes) or bool(dst.cells.counts.max() > 1))
+    written = not readable and bool(dst.cells.counts.max() > 1)
     at_node = node[owners], node[writers]
     near, by = at_node if readable or written else (owners, writers)  # what is copied, not sent
     given, taken = _shared(elements, (here, near), (there, by))
