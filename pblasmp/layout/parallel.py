@@ -182,10 +182,8 @@ class ParallelProblem(Problem):
 
         Rows of X and of the result stay as many bytes apart.
         """
-        tokens = rows = (first * inner,) * len(self.tokens)
-        if self.form not in ("matmul_allreduce", "matmul_allgather"):  # otherwise all ranks have all rows
-            rows = self._rows_of(tokens, inner)
-        return changed(self, tokens=tokens, rows=rows, inner=inner)
+        tokens = (first * inner,) * len(self.tokens)
+        return changed(self, tokens=tokens, rows=self._rows_of(tokens, inner), inner=inner)
 
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return every reason why ranks cannot hold such parts; empty if they can. Local."""

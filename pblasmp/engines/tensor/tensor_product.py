@@ -201,7 +201,7 @@ class TensorProduct(Product, Generic[OperandsT]):
 
     @cached_property
     def added(self) -> list[slice]:
-        """The rows that each rank adds: of its own result, or its share if every rank gets all sums."""
+        """The rows that each rank sums up: those of its result, or its share of them if all ranks get all sums."""
         ends = offsets(shares(self.p.tokens[0], self.size) if self.everywhere else self.p.rows)
         return [slice(start, stop) for start, stop in pairwise(ends)]
 

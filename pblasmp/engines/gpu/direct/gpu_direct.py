@@ -239,7 +239,7 @@ class GpuDirect:
     def _memory(self, template: Template) -> _Memory:
         """Return where scratch memory and the ranks' sets of slabs are now, and a number of the latter's memory.
 
-        It is asked for in every call, so that it is known which ones a user's graph records.
+        Every call looks it up, which marks the memory that a user's graph records.
         """
         gpu = self.gpu
         scratch = gpu.scratch(_TRIANGLE, template.scratch) if template.scratch else 0

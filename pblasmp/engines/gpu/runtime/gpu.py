@@ -32,7 +32,7 @@ _URGENT = -5  # priority of the streams of sums, messages, and panels that other
 
 
 class _NamedStreams(dict[str, Any]):
-    """CuPy's streams by name, made when they are first asked for."""
+    """CuPy's streams by name, each made at its first use."""
 
     def __init__(self, cupy: Any) -> None:
         super().__init__()
@@ -197,6 +197,7 @@ class Gpu:
 
     def await_mark(self, stream: str, name: str) -> None:
         """Let later work on a stream wait for a mark. Local."""
+        assert name in self._events, name  # or nothing would be waited for
         self._streams[stream].wait_event(self._events[name])
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:

@@ -123,7 +123,7 @@ def _why_not(
 
 
 def _by_rule(options: Options) -> bool:
-    """Return whether nobody has asked for an algorithm, nor for multiprocessors that it leaves to others."""
+    """Return whether the caller names neither an algorithm nor how many multiprocessors it leaves to others."""
     return options.algo == "auto" and options.comm_sms is None
 
 
