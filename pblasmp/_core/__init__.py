@@ -3,8 +3,8 @@
 
 It is plain C without Python's headers, so one build serves every Python of an architecture. It is compiled when pblasmp
 is installed, if there is a C compiler. Without it everything works on one node as it does between nodes: by messages.
-See ``meet.h`` for meetings of ranks, ``post.h`` for messages between nodes, ``call.h`` for direct calls,
-``arguments.h`` for those of PBLAS, and ``launch.h`` for repeated calls on GPUs.
+See ``meet.h`` for meetings of ranks, ``post.h`` for messages between nodes, ``wire.h`` for those without MPI,
+``call.h`` for direct calls, ``arguments.h`` for those of PBLAS, and ``launch.h`` for repeated calls on GPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .build import BUILD, LIBRARY, digest
 __all__ = [
     "BLAS", "BUILD", "COME", "FAILED", "LATE", "LIBRARY", "MATRIX", "PIVOTS", "QUEUED", "REQUEST", "ROUTINES",
     "SCRATCH", "STATUSES", "UNFIT_NOW", "UNLIKE", "UNREADY", "VALUES", "VOTE", "WAIT", "BoardState", "CallState",
-    "Core", "LaunchState", "PostState", "SheetState", "load", "stale", "why_not",
+    "Core", "LaunchState", "PostState", "SheetState", "TransferState", "load", "stale", "why_not",
 ]  # fmt: skip
 
 VALUES = 7  # these two as in meet.h
@@ -128,6 +128,15 @@ class PostState(ctypes.Structure):
     )
 
 
+class TransferState(ctypes.Structure):
+    """``transfer`` of wire.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("under_way", "socket", "receives", "done", "nbytes", "most")),
+        ("data", ctypes.c_void_p),
+    )
+
+
 class CallState(ctypes.Structure):
     """``call`` of call.h up to what is C's alone."""
 
@@ -168,7 +177,7 @@ class LaunchState(ctypes.Structure):
 
 
 class Core(NamedTuple):
-    """The functions of meet.h, call.h, arguments.h and launch.h, under their names there.
+    """The functions of meet.h, wire.h, call.h, arguments.h and launch.h, under their names there.
 
     They have no prototypes, with which ctypes takes three times as long to call them. So an argument must be a Python
     integer of 32 bits, or have a type of ctypes: ``c_void_p`` or ``c_int64``.
@@ -183,6 +192,9 @@ class Core(NamedTuple):
     board_gather: Callable[..., int]
     flag_raise: Callable[..., int]
     flag_is_up: Callable[..., int]
+    wire_isend: Callable[..., int]
+    wire_irecv: Callable[..., int]
+    wire_test: Callable[..., int]
     call_size: Callable[..., int]
     arguments_know: Callable[..., int]
     arguments_learn: Callable[..., int]

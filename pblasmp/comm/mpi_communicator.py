@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -207,11 +207,8 @@ class MpiCommunicator:
 
     # -- messages that the compiled core sends
 
-    def for_core(self) -> tuple[int | None, ...]:
-        """Return what the core sends messages by: three functions of MPI, the type of bytes, this, and a tag. Local.
-
-        It is empty where MPI's functions cannot be found: a library may hide them.
-        """
+    def for_core(self, ranks: Collection[int]) -> tuple[int | None, ...]:  # noqa: ARG002
+        # it is empty where MPI's functions cannot be found: a library may hide them
         library = ctypes.CDLL(self._mpi.__file__)  # its names are those that mpi4py calls
         names = "MPI_Isend", "MPI_Irecv", "MPI_Test"
         if not all(hasattr(library, name) for name in names):
@@ -220,16 +217,13 @@ class MpiCommunicator:
         return *functions, *map(self._mpi._handleof, (self._mpi.BYTE, self._comm)), _DATA
 
     def request(self) -> tuple[Request, int]:
-        """Return a request of no message yet, and the address of its handle. Local."""
         made = self._mpi.Request()
         return made, self._mpi._addressof(made)
 
     def count_messages(self, rank: int, number: int, *, receives: bool) -> None:
-        """Count messages that the core has begun to send to a rank, or to receive from it. Local."""
         self._counts[_FROM if receives else _TO, rank] += number
 
     def failure(self, code: int) -> Exception:
-        """Return the error that one of MPI's codes stands for. Local."""
         error: Exception = self._mpi.Exception(code)
         return error
 

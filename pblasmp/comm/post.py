@@ -6,16 +6,68 @@ Each rank sends one message to each other node: what it brings to a meeting and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .. import _core
-from .mpi_communicator import MpiCommunicator
+from .communicator import Communicator, Request
 
 LARGEST = 20 << 20  # bytes that go with what a rank brings, at most
 _HEAD_BYTES = 8 * (_core.VALUES + 1)  # before them, integers: what it brings, and how many bytes follow
+
+
+@runtime_checkable
+class Carrier(Communicator, Protocol):
+    """A communicator by which the compiled core sends messages."""
+
+    def for_core(self, ranks: Collection[int]) -> tuple[int | None, ...]:
+        """Return what the core sends messages to these ranks by, and receives them from them. Collective.
+
+        Three functions that do what MPI_Isend, MPI_Irecv and MPI_Test do, and what they take for the type of bytes, the
+        communicator and a tag; nothing if there are none, on every rank.
+        """
+
+    def request(self) -> tuple[Request, int]:
+        """Return a request of no message yet, and the address of its handle. Local."""
+
+    def count_messages(self, rank: int, number: int, *, receives: bool) -> None:
+        """Count messages that the core has begun to send to a rank, or to receive from it. Local."""
+
+    def failure(self, code: int) -> Exception:
+        """Return the error that a number stands for which one of the functions has returned. Local."""
+
+
+class Partners:
+    """With whom a rank exchanges messages. Making one is local.
+
+    Args:
+        rank: this rank.
+        nodes: the ranks of each node.
+
+    Attributes:
+        node: this rank's.
+        letters, boxes: to whom it sends, and from whom it receives, each a node and a rank.
+    """
+
+    def __init__(self, rank: int, nodes: Sequence[tuple[int, ...]]) -> None:
+        self.node = next(node for node, ranks in enumerate(nodes) if rank in ranks)
+        here = nodes[self.node]
+        place = here.index(rank)
+        others = [(node, ranks) for node, ranks in enumerate(nodes) if node != self.node]
+        self.letters = [(node, ranks[place % len(ranks)]) for node, ranks in others]
+        self.boxes = [
+            (node, other)
+            for node, ranks in others
+            for at, other in enumerate(ranks)
+            if here[at % len(here)] == rank
+        ]
+
+    @property
+    def ranks(self) -> set[int]:
+        """All of them."""
+        return {rank for _, rank in (*self.letters, *self.boxes)}
 
 
 class Post:
@@ -23,7 +75,7 @@ class Post:
 
     Args:
         comm: the ranks.
-        mpi: what ``comm.for_core`` returns.
+        functions: what ``comm.for_core`` returns.
         nodes: those of each node.
 
     Attributes:
@@ -32,28 +84,21 @@ class Post:
     """
 
     def __init__(
-        self, comm: MpiCommunicator, mpi: Sequence[int | None], nodes: Sequence[tuple[int, ...]]
+        self, comm: Carrier, functions: Sequence[int | None], nodes: Sequence[tuple[int, ...]]
     ) -> None:
         self._comm = comm
         self.node_of = np.empty(comm.size, np.int64)
         for node, ranks in enumerate(nodes):
             self.node_of[list(ranks)] = node
-        mine = self.node_of[comm.rank]
-        here = nodes[mine]
-        place = here.index(comm.rank)
-        others = [(node, ranks) for node, ranks in enumerate(nodes) if node != mine]
-        self._letters = [Sheet(comm, node, ranks[place % len(ranks)]) for node, ranks in others]
-        self._boxes = [
-            Sheet(comm, node, rank)
-            for node, ranks in others
-            for at, rank in enumerate(ranks)
-            if here[at % len(here)] == comm.rank
-        ]
+        partners = Partners(comm.rank, nodes)
+        self._letters, self._boxes = (
+            [Sheet(comm, *each) for each in some] for some in (partners.letters, partners.boxes)
+        )
         self._states = [_states(each) for each in (self._letters, self._boxes)]
-        self.state = _core.PostState(*mpi, LARGEST, *self._states, len(self._letters), len(self._boxes))
+        self.state = _core.PostState(*functions, LARGEST, *self._states, len(self._letters), len(self._boxes))
 
     def check(self) -> None:
-        """Raise MPI's error, if there was one. Local."""
+        """Raise the error of a message, if there was one. Local."""
         if self.state.error:
             raise self._comm.failure(self.state.error)
 
@@ -73,7 +118,7 @@ class Sheet:
     It has the interface of the request of its message.
     """
 
-    def __init__(self, comm: MpiCommunicator, node: int, rank: int) -> None:
+    def __init__(self, comm: Carrier, node: int, rank: int) -> None:
         self._request, self._address = comm.request()
         self.all = np.empty(_HEAD_BYTES + LARGEST, np.uint8)
         self._about = rank, node

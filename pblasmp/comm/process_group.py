@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -22,9 +22,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import _core
 from ..errors import ArgumentError, LibraryNotFoundError
 from .board import Board
-from .communicator import Communicator, chunks, described, flat
+from .communicator import Communicator, Request, chunks, described, flat
+from .links import Links, connect, failure
 from .locations import Location
 from .notes import Meeting
 from .side_channel import SideChannel
@@ -171,6 +173,7 @@ class _Gloo:
         self.board: Board | None = None
         self.node: Communicator | None = None
         self._locations: list[Location] = []
+        self._links: Links | None = None
         name = "-".join(map(str, self._ranks))
         _made[name] += 1
         store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
@@ -255,6 +258,26 @@ class _Gloo:
         works = (start([torch.from_numpy(part)], rank, 0) for part in parts)
         return [self.channel.watch(messages.add(work)) for work in works]
 
+    # -- messages that the compiled core sends: over sockets of its own
+
+    def for_core(self, ranks: Collection[int]) -> tuple[int | None, ...]:
+        core, sockets = _core.load(), connect(self, ranks)
+        if core is None or sockets is None:
+            return ()
+        self._links = Links(core, self.size, sockets)
+        return self._links.for_core()
+
+    def request(self) -> tuple[Request, int]:
+        assert self._links is not None
+        made = self._links.request()
+        return made, made.address
+
+    def count_messages(self, rank: int, number: int, *, receives: bool) -> None:
+        """Do nothing: they cannot be taken for other messages."""
+
+    def failure(self, code: int) -> Exception:
+        return failure(code)
+
     def locations(self) -> list[Location]:
         self._locations = self._locations or self.allgather(Location.here())
         return self._locations
@@ -274,6 +297,8 @@ class _Gloo:
 
     def free(self) -> None:
         self.board = None
+        if self._links is not None:
+            self._links.close()
         if self._carries_notes:
             self.channel.close()
         self._group = None

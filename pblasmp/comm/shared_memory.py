@@ -24,8 +24,7 @@ from .. import _core
 from .board import BUSY_SECONDS, LINE, NAP_SECONDS, YIELDS, Board
 from .communicator import Communicator, allgather_alike
 from .locations import nodes_of
-from .mpi_communicator import MpiCommunicator
-from .post import Post
+from .post import Carrier, Partners, Post
 
 _MOST_NODES, _MOST_RANKS = 8, 64  # that vote by messages to each node: of more, a reduction takes less time
 
@@ -149,35 +148,38 @@ def open_boards(comm: Communicator, control: Communicator) -> None:
     comm.board, control.board = make_boards(comm, 2)
     if control.board is not None:
         control.board.here = comm.board
-    elif isinstance(control, MpiCommunicator) and comm.node is not None:
-        control.board = _between_nodes(comm, control, comm.node)
+    elif isinstance(control, Carrier):
+        control.board = _between_nodes(comm, control)
 
 
-def _between_nodes(comm: Communicator, control: MpiCommunicator, node: Communicator) -> Board | None:
+def _between_nodes(comm: Communicator, control: Carrier) -> Board | None:
     """Return the board of the ranks of several nodes; None if one has no core, or they are too many. Collective."""
     locations = comm.locations()
     nodes, core = nodes_of(locations), _core.load()
-    few = len(nodes) <= _MOST_NODES and comm.size <= _MOST_RANKS
+    few = 1 < len(nodes) <= _MOST_NODES and comm.size <= _MOST_RANKS
     if core is None or len({each.core for each in locations}) > 1 or not few:
         return None
-    shapes = (2, comm.size + 1, LINE), (2, node.size + 1, LINE)
+    here = next(ranks for ranks in nodes if comm.rank in ranks)
+    shapes = (2, comm.size + 1, LINE), (2, len(here) + 1, LINE)
     sizes = [8 * math.prod(shape) for shape in shapes]
+    node = comm.node or comm.split(nodes)
     memory = SharedMemory(node, sum(sizes))
-    mpi, post = control.for_core(), None
+    if node is not comm.node:
+        node.free()
+    functions, post = control.for_core(Partners(comm.rank, nodes).ranks), None
     with contextlib.suppress(MemoryError):
-        post = Post(control, mpi, nodes) if mpi else None
+        post = Post(control, functions, nodes) if functions else None
     refused = any(allgather_alike(comm, memory.why_not or post is None))
     if refused or post is None:
         return None
     control.channel.posts.append(post)
     both = memory.array(sum(sizes)).view(np.int64)
     lines, lines_here = both[: sizes[0] // 8].reshape(shapes[0]), both[sizes[0] // 8 :].reshape(shapes[1])
-    here = next(ranks for ranks in nodes if comm.rank in ranks)
     processes = [(each.process, each.began) for each in locations]
     mine = [process if rank in here else None for rank, process in enumerate(processes)]
     board = Board(core, lines, comm.rank, mine, post)
-    if node.size > 1:
-        board.here = Board(core, lines_here, node.rank, [processes[rank] for rank in here])
+    if len(here) > 1:
+        board.here = Board(core, lines_here, here.index(comm.rank), [processes[rank] for rank in here])
     return board
 
 

@@ -12,7 +12,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..comm import Agreement, Communicator, Running, interfaces, machines_of, wrap
+from ..comm.links import GLOO_INTERFACES, LOOPBACK, REACH_SECONDS, Place, addresses_of_host, listening
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError, short_repr
 from ..matrix.distributed import DistributedMatrix
@@ -32,11 +32,6 @@ from ..tensor_parallel import shard
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-_LOOPBACK = "127.0.0.1"
-_REACH_SECONDS = 3.0  # of an attempt to connect: a firewall may drop it without an answer
-
-Place = tuple[str, int]
 
 
 def start(comm: Communicator, call: str) -> None:
@@ -59,7 +54,7 @@ def _store(comm: Communicator, call: str) -> Any:
     """Return a store that listens at one address only, which every rank reaches. Collective over ``comm``."""
     one_node = len(machines_of(comm.locations())) == 1
     with Agreement(comm, call):
-        sockets = [] if comm.rank else listening([_LOOPBACK] if one_node else addresses_of_host(), comm.size)
+        sockets = [] if comm.rank else listening([LOOPBACK] if one_node else addresses_of_host(), comm.size)
     try:
         places: list[Place] = comm.bcast([each.getsockname()[:2] for each in sockets])
         number, mine = _reached(comm, places)
@@ -94,56 +89,21 @@ def _reached(comm: Communicator, places: list[Place]) -> tuple[int | None, str]:
     for number, place in enumerate(places):
         mine = place[0] if comm.rank == 0 else ""
         if comm.rank:
-            with suppress(OSError), socket.create_connection(place, _REACH_SECONDS) as link:
+            with suppress(OSError), socket.create_connection(place, REACH_SECONDS) as link:
                 mine = link.getsockname()[0]
         if all(comm.allgather(mine)):
             return number, mine
     return None, ""
 
 
-def listening(addresses: list[str], ranks: int) -> list[socket.socket]:
-    """Return sockets that listen at those of the addresses that this host has. Local.
-
-    Raises:
-        OSError: it has none of them.
-    """
-    found = []
-    for address in addresses:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            found.append(socket.create_server((address, 0), family=family, backlog=max(128, ranks)))
-        except OSError as error:  # MASTER_ADDR may be another host's
-            fault = error
-    if not found:
-        raise fault
-    return found
-
-
-def addresses_of_host() -> list[str]:
-    """Return addresses at which others may reach this host, the most likely first. Local."""
-    # Many hosts resolve their own name to a loopback address, or wait long for someone who knows it.
-    own = list(interfaces()) or _resolved(socket.gethostname())
-    found = [*_resolved(os.environ.get("MASTER_ADDR", "")), *own]
-    far = [each for each in found if not (ip_address(each).is_loopback or ip_address(each).is_link_local)]
-    return [*dict.fromkeys(far), _LOOPBACK]  # hosts may be parts of one machine without a network
-
-
-def _resolved(name: str) -> list[str]:
-    """Return the addresses of a host; none if nobody knows it. Local."""
-    with suppress(OSError, UnicodeError):
-        if name:
-            return [str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    return []
-
-
 def _check_interfaces() -> None:
     """Raise ArgumentError unless gloo can use what GLOO_SOCKET_IFNAME names, if anything. Local."""
-    given = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    given = os.environ.get(GLOO_INTERFACES, "")
     try:
         for name in filter(None, given.split(",")):
             dist.ProcessGroupGloo.create_device(interface=name)
     except RuntimeError as error:
-        raise ArgumentError(f"GLOO_SOCKET_IFNAME: gloo cannot use {given!r}: {error}") from None
+        raise ArgumentError(f"{GLOO_INTERFACES}: gloo cannot use {given!r}: {error}") from None
 
 
 def _show_to_gloo(mine: str) -> None:
@@ -153,7 +113,7 @@ def _show_to_gloo(mine: str) -> None:
     """
     name = interfaces().get(mine)
     if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault(GLOO_INTERFACES, name)
 
 
 def init_process_group(comm: MPI.Comm | None = None) -> None:

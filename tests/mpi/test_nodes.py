@@ -15,11 +15,12 @@ import pblasmp as pb
 from pblasmp import _core
 from pblasmp.cli.reports import Reporter
 from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks
+from pblasmp.comm import gather_on, open_boards, vote_on, wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import inside
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.limits import changed_limits
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -114,6 +115,34 @@ def direct_calls(comm):
                     f"{name} on {a_grid}, {b_grid}",
                     wrong or (None if ways in exchanges else f"exchanges: {ways}"),
                 )
+
+
+def direct_calls_without_mpi(group, ranks_per_node):
+    """The same of a process group of PyTorch: messages go over sockets of the core's own."""
+    with mock.patch.dict("os.environ", PBLASMP_RANKS_PER_NODE=str(ranks_per_node)):
+        comm = wrap(group)
+        yield from direct_calls(comm)
+        with mock.patch("pblasmp.comm.process_group.connect", return_value=None), pb.Context(comm) as ctx:
+            values = np.arange(36.0).reshape(6, 6)
+            a = ctx.scatter(values, block=2)
+            yield "product by gloo", misplaced(a @ a, values @ values)
+            yield "no sockets", None if ctx.control.board is None else "they are connected"
+        comm.free()
+
+
+def boards(comm):
+    """Also an engine that shares no memory, as that of GPUs, votes in one exchange."""
+    control = wrap(comm)
+    ranks = control.split([range(comm.size)])
+    open_boards(ranks, control)
+    board = control.board
+    yield "boards", None if ranks.node is ranks.board is None and board is not None else "none, or too many"
+    numbers = [vote_on(control, "a call", 7), vote_on(control, "a call", 8 + comm.rank)]
+    yield "votes", None if numbers == [True, False] else f"{numbers}"
+    told = gather_on(control, "a call", 9, [comm.rank])
+    yield "what ranks tell", None if told == [(rank,) for rank in range(comm.size)] else f"{told}"
+    ranks.free()
+    control.free()
 
 
 def one_column(comm):
@@ -303,6 +332,21 @@ def test_every_kind_of_call(nranks, form, tmp_path):
 )
 def test_direct_calls_take_one_exchange_each_way(nranks, form):
     run_mpi(direct_calls, nranks, on_nodes=form)
+
+
+@starts_ranks
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@pytest.mark.parametrize(("nranks", "form"), [(3, "blocks:2"), *only_long((4, "interleaved:2"))])
+def test_every_engine_votes_in_one_exchange(nranks, form):
+    run_mpi(boards, nranks, on_nodes=form)
+
+
+@starts_ranks
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@pytest.mark.parametrize(("nranks", "ranks_per_node"), [(4, 2), *only_long((2, 1), (3, 2), (4, 1))])
+def test_direct_calls_take_one_exchange_each_way_without_mpi(nranks, ranks_per_node):
+    pytest.importorskip("torch")
+    run_torch(direct_calls_without_mpi, nranks, ranks_per_node=ranks_per_node)
 
 
 @starts_ranks

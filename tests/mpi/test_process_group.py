@@ -325,7 +325,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
 """
 
 
-@pytest.mark.parametrize("votes", ["board", "messages"])
+@pytest.mark.parametrize("votes", ["board", "sockets", "messages"])
 def test_a_killed_rank_is_noticed_without_a_launcher(votes, tmp_path):
     """Nobody waits for the process that ends: it stays as a zombie meanwhile."""
     if _core.load() is None:
@@ -333,7 +333,8 @@ def test_a_killed_rank_is_noticed_without_a_launcher(votes, tmp_path):
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "PBLASMP_RANKS_PER_NODE": "1" if votes == "messages" else "",
+        "PBLASMP_RANKS_PER_NODE": "" if votes == "board" else "1",
+        "PBLASMP_CORE": "0" if votes == "messages" else "1",
     }
     done = subprocess.run(
         [*launch.interpreter(), "-c", WITHOUT_LAUNCHER, str(tmp_path / "store"), votes],
@@ -342,3 +343,4 @@ def test_a_killed_rank_is_noticed_without_a_launcher(votes, tmp_path):
     assert done.returncode == 3
     assert done.stdout.startswith("noticed:")
     assert ("rank 1 has ended" in done.stdout) == (votes == "board")
+    assert ("a rank of another node does not answer" in done.stdout) == (votes == "sockets")

@@ -145,31 +145,3 @@ def test_the_store_listens_at_one_address():
 
 def test_what_one_rank_cannot_do_all_ranks_raise():
     run_mpi(faults, 2)
-
-
-def test_addresses_that_other_hosts_reach(monkeypatch):
-    """A host's own name is often resolved to a loopback address, or not at all."""
-    known = {"a-host": "127.0.1.1", "told": "10.0.0.7", "local": "127.0.0.1"}
-
-    def getaddrinfo(name: str, *_: Any, **__: Any) -> Any:
-        if name not in known:
-            raise socket.gaierror("Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (known[name], 0))]
-
-    interfaces = {"127.0.0.1": "lo", "169.254.3.4": "usb0", "192.168.3.4": "eth0"}
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(meshes, "interfaces", lambda: interfaces)
-    monkeypatch.setattr(socket, "gethostname", lambda: "a-host")
-    for told, expected in {
-        "": ["192.168.3.4"], "told": ["10.0.0.7", "192.168.3.4"], "local": ["192.168.3.4"],
-        "unknown": ["192.168.3.4"],
-    }.items():  # fmt: skip
-        monkeypatch.setenv("MASTER_ADDR", told)
-        assert meshes.addresses_of_host() == [*expected, "127.0.0.1"], told
-    monkeypatch.setattr(meshes, "interfaces", dict)  # not Linux
-    known["a-host"] = "192.168.3.9"
-    assert meshes.addresses_of_host() == ["192.168.3.9", "127.0.0.1"]
-    sockets = meshes.listening(["203.0.113.9", "127.0.0.1"], 2)  # the first one is another host's
-    assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1"]
-    for each in sockets:
-        each.close()
