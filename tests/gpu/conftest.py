@@ -3,6 +3,7 @@
 
 Too few GPUs is an error, not a skip: these tests are only collected if they are asked for. With
 NCCL_MULTI_RANK_GPU_ENABLE=1 ranks share GPUs. PBLASMP_GPU_RUNS=tests/gpu/runs.json adds the outcome to that file.
+PBLASMP_TESTS=few leaves of each test so many cases that every value of a parameter has one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers import gpu_runs
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.slow import is_few, with_new_values
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
@@ -72,6 +74,15 @@ def pytest_runtest_call() -> Iterator[Any]:
         if any(word in str(error) for words in reasons for word in words):
             pytest.skip(f"refused here: {error}".splitlines()[0])
         raise
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave cases out if few are asked for."""
+    if not is_few():
+        return
+    left, out = with_new_values(items)
+    config.hook.pytest_deselected(items=out)
+    items[:] = left
 
 
 FACTS = pytest.StashKey[dict[str, Any]]()

@@ -31,8 +31,9 @@ from tests.helpers.gpu.algorithms import (
 )
 from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.products import everywhere
+from tests.helpers.slow import thinned
 
-COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "200"))
+COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", thinned(200)))
 BATCH = 50
 BATCHES = range(max(1, COUNT // BATCH))
 FEWER = max(4, COUNT // 8)

@@ -8,6 +8,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
+from tests.helpers.slow import thinned
 
 N, NB = 900, 64
 GRIDS = [(p, q) for p in (1, 2, 4) for q in (1, 2, 4)]
@@ -82,7 +83,7 @@ def test_sub_matrices_anywhere(ctx, seed):
     (x, a), (y, b), (z, c) = matrix(), matrix(), matrix()
     unit = np.tril(rng.integers(-1, 2, (n, n)), -1) * 0.01 + np.eye(n)
     t = ctx.scatter(unit.astype(dtype), block=32, grid=pb.Grid.squarest(ctx.size), order="F")
-    for count in range(40):
+    for count in range(thinned(40)):
         m, w, k = (int(v) for v in rng.integers(1, 90, 3))
         i, j, p, q = (int(v) for v in rng.integers(0, n - 90, 4))
         rows, cols, inner, other = slice(i, i + m), slice(j, j + w), slice(p, p + k), slice(q, q + m)

@@ -14,8 +14,9 @@ from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
 from tests.helpers.gpu.products import everywhere, integers, place, wrong
+from tests.helpers.slow import thinned
 
-COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", "1000"))
+COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", thinned(1000)))
 BATCH = 50
 
 
@@ -113,7 +114,7 @@ def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
     directory = ctx.comm.bcast(str(tmp_path))
     wrongs = [
         fault
-        for seed in range(300)
+        for seed in range(thinned(300))
         if (fault := everywhere(ctx, one_trip(ctx, 100_000 * ctx.size + seed, directory)))
     ]
     assert not wrongs, "\n".join(wrongs[:5])

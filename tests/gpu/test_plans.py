@@ -199,9 +199,12 @@ def test_five_hundred_plans_leave_no_memory_behind(ctx):
         ctx.comm.barrier()
         return cupy.cuda.runtime.memGetInfo()[0]
 
-    before = some(20)
-    after = some(500)
-    assert before - after <= 2 << 20, f"{before - after} bytes lost"
+    free = [some(20)]
+    for _ in range(3):  # other processes may take memory of this GPU meanwhile, but hardly each time
+        free.append(some(500))
+        if max(ctx.comm.allgather(free[-2] - free[-1])) <= 2 << 20:
+            return
+    pytest.fail(f"bytes that were free, after 500 calls each: {free}")
 
 
 def test_symmetric_memory_is_used_and_said(ctx):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.sequences import Gpu, replay, search, sequences, steps_of
+from tests.helpers.slow import thinned
 
-COUNT = 12
+COUNT = thinned(12)
 LENGTH = 40
 
 SMALL_THEN_LARGE = [

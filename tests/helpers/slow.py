@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two forms of a test: ``pytest`` runs the short ones, always the same cases, ``pytest -m slow`` the long ones.
+"""The forms of a test: ``pytest`` runs the short ones, always the same cases, ``pytest -m slow`` the long ones.
 
 A test that calls one of these functions, or whose helpers do, has a long form, in which it tries all: ``conftest.py``
-marks it as slow, and says by an environment variable, which ranks inherit, which form is run.
+marks it as slow, and says by an environment variable, which ranks inherit, which form is run. Where messages are slow,
+PBLASMP_TESTS=few makes short forms shorter: ``tests/gpu/hosts.sh`` sets it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,35 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["choose_form", "draws", "has_long_form", "in_turn", "is_long", "only_long"]
+__all__ = [
+    "choose_form",
+    "draws",
+    "fewer",
+    "has_long_form",
+    "in_turn",
+    "is_few",
+    "is_long",
+    "only_long",
+    "thinned",
+    "with_new_values",
+]
 
 _VARIABLE = "PBLASMP_TESTS"
+_FEW = 8  # of so many random cases one is left
 
 
 def choose_form(*, slow: bool) -> None:
     """Have this process, and those that it starts, run long or short forms. Local."""
-    os.environ[_VARIABLE] = "slow" if slow else ""
+    os.environ[_VARIABLE] = "slow" if slow else "few" if is_few() else ""
+
+
+def is_few() -> bool:
+    """Return whether short forms have few cases. Local."""
+    return os.environ.get(_VARIABLE) == "few"
 
 
 def is_long() -> bool:
@@ -30,8 +48,18 @@ def is_long() -> bool:
 
 
 def draws(count: int, *, long: int) -> int:
-    """Return how many random cases a test draws: ``count``, or ``long`` of them. Local."""
-    return long if is_long() else count
+    """Return how many random cases a test draws: ``count``, few of these, or ``long`` of them. Local."""
+    return long if is_long() else thinned(count)
+
+
+def thinned(count: int) -> int:
+    """Return how many random cases there are in the long form, too: ``count``, or few of these. Local."""
+    return -(-count // _FEW) if is_few() else count
+
+
+def fewer(values: Sequence[Any], turn: int) -> Sequence[Any]:
+    """Return the values, or where cases are to be few that whose turn it is. Local."""
+    return [values[turn % len(values)]] if is_few() else values
 
 
 def only_long(*values: Any) -> tuple[Any, ...]:
@@ -53,6 +81,26 @@ def in_turn(*factors: Collection[Any], keep: int, first: int = 0) -> Iterator[tu
         for combination in numbered
         if everything or sum(position for position, _ in combination) % keep == first % keep
     )
+
+
+def with_new_values(items: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Return pytest's items so that every value of a parameter of a test has one, and the others. Local.
+
+    Parameters that are given together count as one.
+    """
+    seen: set[tuple[str, ...]] = set()
+    left: list[Any] = []
+    out: list[Any] = []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        together = (mark.args[0] for mark in item.iter_markers("parametrize"))
+        groups = (each.replace(" ", "").split(",") if isinstance(each, str) else each for each in together)
+        values = {(name, *(f"{each}={params.pop(each)!r}" for each in group)) for group in groups}
+        values |= {(name, f"{each}={value!r}") for each, value in params.items()}
+        (left if (values or {(name,)}) - seen else out).append(item)
+        seen |= values
+    return left, out
 
 
 _FUNCTIONS = draws, in_turn, only_long

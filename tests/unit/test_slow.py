@@ -5,12 +5,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tests.helpers import factor_cases, layouts
-from tests.helpers.slow import choose_form, draws, has_long_form, in_turn, only_long
+from tests.helpers.slow import (
+    choose_form,
+    draws,
+    fewer,
+    has_long_form,
+    in_turn,
+    only_long,
+    thinned,
+    with_new_values,
+)
 
 FACTORS = "abcd", "CFK", (1, 2, 3)
 
@@ -42,6 +51,47 @@ def test_forms():
     assert list(in_turn(*FACTORS, keep=3)) == list(itertools.product(*FACTORS))
     assert draws(2, long=9) == 9
     assert [2, *only_long(3, 4)] == [2, 3, 4]
+
+
+def test_few_cases(monkeypatch):
+    assert thinned(20) == 20
+    assert fewer("abc", 4) == "abc"
+    monkeypatch.setenv("PBLASMP_TESTS", "few")
+    choose_form(slow=False)
+    assert [thinned(count) for count in (20, 8, 1)] == [3, 1, 1]
+    assert draws(17, long=90) == 3
+    assert [*fewer("abc", 4)] == ["b"]
+    choose_form(slow=True)
+    assert thinned(20) == 20
+    assert draws(17, long=90) == 90
+
+
+def item(nodeid, /, *marks, **params):
+    """A case of pytest's, with the names of each mark "parametrize"."""
+    found = SimpleNamespace(
+        nodeid=nodeid, iter_markers=lambda _: [SimpleNamespace(args=(names,)) for names in marks]
+    )
+    if params:
+        found.callspec = SimpleNamespace(params=params)
+    return found
+
+
+def test_every_value_has_a_case():
+    alone = [item("t.py::one"), item("t.py::two")]
+    marks = ("form, name", ["dtype"])
+    crossed = [
+        item(f"t.py::three[{form}-{name}-{dtype}-{way}]", *marks, form=form, name=name, dtype=dtype, way=way)
+        for form, name in (("sum", "push"), ("sum", "nccl"), ("gather", "push"))
+        for dtype in ("d", "s")
+        for way in (1, 2)  # a fixture's
+    ]
+    left, out = with_new_values(alone + crossed)
+    assert [each.nodeid for each in left[:2]] == ["t.py::one", "t.py::two"]
+    assert [tuple(each.callspec.params.values()) for each in left[2:]] == [
+        ("sum", "push", "d", 1), ("sum", "push", "d", 2), ("sum", "push", "s", 1), ("sum", "nccl", "d", 1),
+        ("gather", "push", "d", 1),
+    ]  # fmt: skip
+    assert len(left) + len(out) == len(alone + crossed)
 
 
 def module_with(**names):
