@@ -103,9 +103,9 @@ class SlabProduct(QueuedProduct):
         unit = 1.0
         if self._finish is not None and operands.scales is not None:
             unit = number(operands.scales.a) * number(operands.scales.b)
-        for start, _, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
+        for start, stop, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
             if self._coords is not None:
-                self._multiply(slabs, unit, first, start == last, seen, start, c if first else None)
+                self._multiply(slabs, unit, first, start == last, seen, (start, stop), c if first else None)
             first = False
         if first and self._coords is not None:
             xp = self._engine.xp
@@ -124,7 +124,7 @@ class SlabProduct(QueuedProduct):
         first: bool,
         last: bool,
         target: Array,
-        start: int,
+        panel: tuple[int, int],
         c: Array | None,
     ) -> None:
         assert self._coords is not None
@@ -137,7 +137,11 @@ class SlabProduct(QueuedProduct):
             beta = options.beta if first and i == 0 else 1
             old = c if i == 0 else None
             follows = self._as_they_are and not (last and i + 1 == len(self._slabs.terms))
-            g = Gemm(unit * term.alpha, left, right.T, beta, target, start, options.compute, old, follows)
+            rows = self._slabs.operands[term.left].rows_of(self._coords[0], *panel)
+            g = Gemm(
+                unit * term.alpha, left, right.T, beta, target[rows], panel[0], rows.start, options.compute,
+                None if old is None else old[rows], follows,
+            )  # fmt: skip
             term.multiply(operations, g)
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:

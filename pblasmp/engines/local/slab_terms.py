@@ -46,6 +46,7 @@ class Gemm(NamedTuple):
         left, right: slabs, rows × k and k × columns.
         target: the array to write.
         start: global index where k begins.
+        row: of all of this rank's rows, the one that these begin with.
         compute: the type in which products are summed.
         c: like ``target``, which is the default.
         follows: another product of the same parts is added to the same target next.
@@ -57,6 +58,7 @@ class Gemm(NamedTuple):
     beta: complex
     target: Array
     start: int = 0
+    row: int = 0
     compute: str | None = None
     c: Array | None = None
     follows: bool = False
@@ -76,12 +78,16 @@ def _finest(operations: Operations, extent: int) -> int:
     return max(operations.tile, -(-extent // TILES))
 
 
+_Place = tuple[int, int, int, int]
+"""Of a left slab: among the rank's rows the first, and how many; of k the first index, and how many."""
+
+
 class LeftPart:
     """The left slab counts only inside a trapezoid of its matrix.
 
     Args:
         part: in terms of the slab's rows and of k.
-        rows: global index of each row of the slab, ascending.
+        rows: global index of each of the rank's rows, ascending; a slab may have some that are next to each other.
         diagonal: the main diagonal is as stored, ones, or the real parts of the stored values.
         ks: global index of each column of the slab, ascending; None: they are contiguous.
     """
@@ -90,16 +96,17 @@ class LeftPart:
         self, part: Trapezoid, rows: Indices, diagonal: Diagonal = "stored", ks: Indices | None = None
     ) -> None:
         self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
-        self._bands: dict[tuple[int, int, int], tuple[list[list[_Cut]], list[slice]]] = {}
-        self._runs: dict[tuple[int, int], list[Array]] = {}
+        self._bands: dict[tuple[int, ...], tuple[list[list[_Cut]], list[slice]]] = {}
+        self._runs: dict[_Place, list[Array]] = {}
 
     def __call__(self, operations: Operations, g: Gemm) -> None:
         """Multiply the parts that count completely, and the tiles on the diagonal, in bands of rows."""
-        runs = partial(self._runs_of, operations, g.start, g.left.shape[1])
+        place = g.row, len(g.left), g.start, g.left.shape[1]
+        runs = partial(self._runs_of, operations, place)
         if operations.multiply_part(g, runs, self._diagonal):
             return
         coarser = operations.coarser if g.right.shape[1] * THIN <= g.left.shape[1] else 1
-        bands, rest = self._cut(operations, g.start, g.left.shape[1], coarser)
+        bands, rest = self._cut(operations, place, coarser)
         for across in rest:
             if g.beta != 0 and g.c is not None:
                 operations.copy_where(g.target[across], g.c[across], None)
@@ -119,19 +126,20 @@ class LeftPart:
             operations.gemm(g.alpha, factors, g.right[along], beta, g.target[across], g.compute, old)
 
     def _cut(
-        self, operations: Operations, start: int, width: int, coarser: int
+        self, operations: Operations, place: _Place, coarser: int
     ) -> tuple[list[list[_Cut]], list[slice]]:
-        """Return the parts for some indices of k by bands, and the rows without any; both are made once."""
-        if (start, width, coarser) not in self._bands:
-            ks = np.arange(start, start + width) if self._ks is None else self._ks
-            places = operations.xp.asarray(self._rows), operations.xp.asarray(ks)
-            count = len(self._rows)
+        """Return the parts of a slab by bands, and the rows without any; both are made once."""
+        key = (*place, coarser)
+        if key not in self._bands:
+            rows, ks = self._indices(place)
+            places = operations.xp.asarray(rows), operations.xp.asarray(ks)
+            count, width = len(rows), len(ks)
             step = operations.band * coarser or max(1, count)
             ends = [min(at + step, count) for at in range(0, count, step)]
             bands: list[list[_Cut]] = [[] for _ in ends]
             begun = bytearray(count)  # whether a row has had a part: all rows of a part, or none
             finest = _finest(operations, width) * coarser
-            for piece in pieces(self._part.T, ks, self._rows, ends, finest):
+            for piece in pieces(self._part.T, ks, rows, ends, finest):
                 along, across = piece.here
                 mask = on_diagonal = None
                 if piece.cut:
@@ -142,25 +150,32 @@ class LeftPart:
                 begun[across] = b"\1" * (piece.j1 - piece.j)
             first = (cut.piece.here[1] for band in bands for cut in band if cut.first)
             some = sorted(filter(None, bands), key=lambda band: -_size(band))
-            self._bands[start, width, coarser] = some, _gaps(first, count)
-        return self._bands[start, width, coarser]
+            self._bands[key] = some, _gaps(first, count)
+        return self._bands[key]
 
-    def _runs_of(self, operations: Operations, start: int, width: int) -> list[Array]:
+    def _runs_of(self, operations: Operations, place: _Place) -> list[Array]:
         """Return for each row which elements count, from and to, and which is on the main diagonal, or -1."""
-        if (start, width) not in self._runs:
-            ks = np.arange(start, start + width) if self._ks is None else self._ks
-            limit = self._rows + self._part.diagonal
-            begin, end = np.zeros_like(limit), np.full_like(limit, width)
+        if place not in self._runs:
+            rows, ks = self._indices(place)
+            limit = rows + self._part.diagonal
+            begin, end = np.zeros_like(limit), np.full_like(limit, len(ks))
             if self._part.uplo == "L":
                 end = np.searchsorted(ks, limit, "right")
             else:
                 begin = np.searchsorted(ks, limit, "left")
-            own = np.searchsorted(ks, self._rows, "left")
+            own = np.searchsorted(ks, rows, "left")
             here = (own >= begin) & (own < end)
-            here[here] = ks[own[here]] == self._rows[here]
+            here[here] = ks[own[here]] == rows[here]
             found = begin, end, np.where(here, own, -1)
-            self._runs[start, width] = [operations.xp.asarray(each.astype(np.int32)) for each in found]
-        return self._runs[start, width]
+            self._runs[place] = [operations.xp.asarray(each.astype(np.int32)) for each in found]
+        return self._runs[place]
+
+    def _indices(self, place: _Place) -> tuple[Indices, Indices]:
+        """Return the global indices of a slab's rows and columns."""
+        row, count, start, width = place
+        return self._rows[row : row + count], np.arange(
+            start, start + width
+        ) if self._ks is None else self._ks
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
         xp = operations.xp
@@ -374,13 +389,19 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     d = p.d.T if turned else p.d
     outer_rows = d.global_indices(rank)[0] if rank < d.grid.size else None
 
-    parts = sided_parts(p)
-    lefts = (Operand(p.a, x.flip, x.conjugate, needs(d, size, 0), d.rows, dtype, "a") for x in parts)
+    # the first panel of the first one has all rows: that of a lower triangle, or backwards that of an upper one
+    parts = sorted(
+        [(part.uplo, part, x) for x in sided_parts(p) if (part := x.part)], key=lambda each: each[0]
+    )
+    lefts = (
+        Operand(p.a, x.flip, x.conjugate, needs(d, size, 0), d.rows, dtype, "a", triangle=uplo)
+        for uplo, _, x in parts
+    )
     operands = (*lefts, Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b"))
     terms = tuple(
-        Term(alpha, i, len(parts), LeftPart(x.part, outer_rows, x.diagonal))
-        for i, x in enumerate(parts)
-        if outer_rows is not None and x.part is not None
+        Term(alpha, i, len(parts), LeftPart(part, outer_rows, x.diagonal))
+        for i, (_, part, x) in enumerate(parts)
+        if outer_rows is not None
     )
     return Slabs(
         d, d.shape[0], operands, terms or (Term(alpha, 0, len(parts)),),

@@ -63,7 +63,7 @@ class Operand:
         dtype: the type of its slabs.
         source: "a" or "b": the operand whose local arrays these are.
         order: memory order of its slabs as outer × k; empty: that of the matrix.
-        triangle: "L" or "U": of each panel only what is in this triangle's rows is needed. Outer is not distributed.
+        triangle: "L" or "U": of each panel only what is in this triangle's rows is needed; empty: all rows.
     """
 
     matrix: MatrixDescriptor
@@ -88,6 +88,10 @@ class Operand:
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """Return which indices of outer the panel from ``start`` to ``stop`` has, from and to."""
         return start if self.triangle == "L" else 0, stop if self.triangle == "U" else self.outer.extent
+
+    def rows_of(self, process: int, start: int, stop: int) -> slice:
+        """Return which rows of a whole slab the panel from ``start`` to ``stop`` has."""
+        return self.outer.local_window(process, *self.rows(start, stop))
 
     def local(self, array: Array) -> Array:
         """Return a local array as outer × k."""
@@ -181,7 +185,8 @@ class Staging:
             ends = operand.rows(start, stop)
             here = side.rows.local_window(prow, *ends), side.cols.local_window(pcol, start, stop)
             self._panels.append((stop - start, here))
-            self._rows.append(Axis.whole(ends[1] - ends[0]) if operand.triangle else operand.outer)
+            outer = operand.outer
+            self._rows.append(Axis.whole(ends[1] - ends[0]) if outer.nprocs == 1 else outer.window(*ends))
             given = Side(side.rows.window(*ends), side.cols.window(start, stop), side.cells, side.order)
             wanted = Side(self._rows[-1], Axis.whole(stop - start), cells, order)
             self._exchanges.append(transport.exchange(given, wanted, operand.matrix.dtype))
@@ -385,9 +390,7 @@ class Panels:
                 if self.fenced:
                     transport.fence()  # wait until every slab of the node has been written
                 found: Any = [
-                    x.local(arrays[x.source])[slice(*x.rows(start, stop)), start:stop]
-                    if slab is None
-                    else slab
+                    self._own(x, arrays[x.source], start, stop) if slab is None else slab
                     for x, slab in zip(self._operands, slabs, strict=True)
                 ]
                 if prepare is not None:
@@ -397,6 +400,12 @@ class Panels:
                     following = self._start(i + 1, arrays)
             coming = following
             yield start, stop, found
+
+    def _own(self, x: Operand, array: Array, start: int, stop: int) -> Array:
+        """Return what this rank's own array of an operand has of a panel."""
+        need = x.needs[self._engine.transport.rank]
+        rows = x.rows_of(need[0], start, stop) if need else slice(0)
+        return x.local(array)[rows, start:stop]
 
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
         """Start moving panel ``i``, if there is one; panels take turns in parts of the buffers."""
