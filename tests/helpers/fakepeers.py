@@ -26,7 +26,7 @@ import numpy as np
 from ml_dtypes import finfo
 
 from pblasmp.dtypes import DTYPES, accumulation_dtype, is_float8
-from pblasmp.engines.gpu.kernels.compiler import placed
+from pblasmp.engines.gpu.kernels.compiler import stood_for
 from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt_product import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
@@ -256,7 +256,9 @@ class Launch:
     def placed(self, bases: dict[int, int]) -> Launch:
         parts = []
         for part in self._parts:
-            entries = [placed(x, bases) if i in self._addresses else x for i, x in enumerate(part)]
+            entries = list(part)
+            for i, number, offset in stood_for((i, part[i]) for i in self._addresses):
+                entries[i] = bases[number] + offset
             parts.append(part._make(entries) if hasattr(part, "_make") else tuple(entries))
         return Launch(self._queue, parts, self._addresses)
 

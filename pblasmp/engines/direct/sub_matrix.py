@@ -106,7 +106,8 @@ def local_range(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
         return start if mine == 0 else 0, extent if mine == 0 else 0, span
     if mine < 0:
         return 0, 0, span
-    below, end = (owned_below(each, mine, block, nprocs, source, lead) for each in (start, start + extent))
+    below = owned_below(start, mine, block, nprocs, source, lead)
+    end = owned_below(start + extent, mine, block, nprocs, source, lead)
     return below, end - below, span
 
 
@@ -137,7 +138,7 @@ def check_overlap(asked: Asked, in_place: Part | None) -> None:
     d = asked.d
     held, i, j, m, n, _ = d
     for x in (asked.a, asked.b, asked.c):
-        if x is None or (x is in_place and same_elements(x, d)):
+        if x is None or (x is in_place and (x is d or same_elements(x, d))):
             continue
         other = x[0]
         if other.end <= held.address or held.end <= other.address:

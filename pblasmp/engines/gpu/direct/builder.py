@@ -15,7 +15,7 @@ from ....layout.intersection import Stretches
 from ...direct import Asked
 from ...direct.spans import spread
 from ...direct.sub_matrix import SubMatrix, UnfitError
-from ..kernels.compiler import is_stand_in, placed, stand_in
+from ..kernels.compiler import stand_in, stood_for
 from ..kernels.views import Move, View, moves
 
 if TYPE_CHECKING:
@@ -135,13 +135,8 @@ class Template:
 
     def __init__(self, queue: list[Queue], nbytes: int, scratch: int) -> None:
         self.nbytes, self.scratch = nbytes, scratch
-        self._queue: list[tuple[Any, bool, tuple[Any, ...], list[int]]] = [
-            (
-                function,
-                hasattr(function, "placed"),
-                arguments,
-                [i for i, x in enumerate(arguments) if type(x) is int and is_stand_in(x)],
-            )
+        self._queue: list[tuple[Any, bool, tuple[Any, ...], list[tuple[int, int, int]]]] = [
+            (function, hasattr(function, "placed"), arguments, stood_for(enumerate(arguments)))
             for function, arguments in queue
         ]
 
@@ -163,13 +158,15 @@ class Template:
         ]
 
 
-def _moved(arguments: tuple[Any, ...], addresses: list[int], bases: Mapping[int, int]) -> tuple[Any, ...]:
+def _moved(
+    arguments: tuple[Any, ...], addresses: list[tuple[int, int, int]], bases: Mapping[int, int]
+) -> tuple[Any, ...]:
     """Return arguments with real addresses in the places of stand-ins."""
     if not addresses:
         return arguments
     given = list(arguments)
-    for i in addresses:
-        given[i] = placed(given[i], bases)
+    for i, number, offset in addresses:
+        given[i] = bases[number] + offset
     return tuple(given)
 
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
-from ...direct import FAMILIES, Asked, Moved, Part
+from ...direct import FAMILIES, Asked, Moved
 from ...direct.asked import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ...product import RecordedGraph
-from ..kernels.compiler import beginning, stand_in
+from ..kernels.compiler import ALIGNED, stand_in
 from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
 from .computers import added, matmul, sided, triangular, updated
 
@@ -100,7 +100,9 @@ class GpuDirect:
             else:
                 for function, arguments in queue:
                     function(*arguments)
-            self._note(call, half, queue, stream)
+            call.uses[half] += 1
+            if queue is not None:
+                self._note(call, half, queue, stream)
             if call.template.nbytes:
                 self.sets.turn()
         except BaseException as error:
@@ -124,11 +126,10 @@ class GpuDirect:
                 self.sets.turn()
         return told
 
-    def _note(self, call: QueuedCall, half: int, queue: list[Queue] | None, stream: Any) -> None:
-        """Count a use of a set of slabs; record a graph of what a call queues with it that is made often. Local."""
-        call.uses[half] += 1
+    def _note(self, call: QueuedCall, half: int, queue: list[Queue], stream: Any) -> None:
+        """Record a graph of what a call queues with a set of slabs if it is made often. Local."""
         graph = call.graphs[half]
-        if queue is None or self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS:
+        if self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS:
             return
         if graph is not None and graph.current:
             return
@@ -185,21 +186,22 @@ class GpuDirect:
 
     def _made(self, stream: Any, asked: Asked) -> QueuedCall:
         """Return a new call by the template of its pattern, or raise UnfitError."""
+        d = asked.d
         check_overlap(asked, asked.b if asked.routine in ("trsm", "trmm") else asked.c)
         pattern: list[Any] = [stream.ptr, asked.routine, *asked[6:]]
         bases: dict[int, int] = {}
         offsets: list[int | None] = []
         for number, part in enumerate(asked[2:6], 1):
-            if part is None or (number < _OF_D and same_elements(part, asked.d)):
+            if part is None or (number < _OF_D and (part is d or same_elements(part, d))):
                 pattern.append(part is None)
                 offsets.append(None)
                 continue
             held, offset, rows, cols = part[0], *place_of(part)
-            at = held.address + offset
-            base = bases[number] = beginning(at)
+            beyond = (held.address + offset) % ALIGNED
+            bases[number] = held.address + offset - beyond
             pattern += (  # the digest tells the blocks and the grid
                 held.pattern.digest, held.ld, rows.extent, rows.source, rows.lead, cols.extent, cols.source, cols.lead,
-                part[5], at - base,
+                part[5], beyond,
             )  # fmt: skip
             offsets.append(offset)
         key = tuple(pattern)
@@ -271,16 +273,10 @@ _Memory = tuple[int, int, Mapping[int, int]]
 
 def _key_of(stream: Any, asked: Asked) -> Any:
     """Return what tells calls apart."""
-    call, routine, a, b, c, d, *others = asked
-    return stream.ptr, call, routine, _key(a), _key(b), _key(c), _key(d), *others
-
-
-def _key(part: Part | None) -> Any:
-    """Return what decides where a sub-matrix is and how it is dealt out."""
-    if part is None:
-        return None
-    held = part[0]
-    return held.address, held.ld, held.pattern.digest, *part[1:]
+    key: list[Any] = [stream.ptr, asked.call, asked.routine, *asked[6:]]
+    for part in asked[2:6]:  # where a sub-matrix is, and how it is dealt out
+        key += (None,) if part is None else (part[0].address, part[0].ld, part[0].pattern.digest, *part[1:])
+    return tuple(key)
 
 
 _COMPUTERS: dict[str, Computer] = {

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,19 +35,12 @@ def stand_in(number: int, address: int = 0) -> int:
     return (number << _SHIFT) + address % ALIGNED
 
 
-def beginning(address: int) -> int:
-    """Return the base with which a stand-in for an address is placed there. Local."""
-    return address - address % ALIGNED
+def stood_for(values: Iterable[tuple[int, Any]]) -> list[tuple[int, int, int]]:
+    """Return which of numbered values are stand-ins: their numbers, those of their memory, and how far they are in it.
 
-
-def is_stand_in(address: int) -> bool:
-    """Return whether it is one. Local."""
-    return address > _OFFSET
-
-
-def placed(address: int, bases: Mapping[int, int]) -> int:
-    """Return the real address, given the base of each memory by its number; a real one stays as it is. Local."""
-    return address if address <= _OFFSET else bases[address >> _SHIFT] + (address & _OFFSET)
+    Local.
+    """
+    return [(at, x >> _SHIFT, x & _OFFSET) for at, x in values if type(x) is int and x > _OFFSET]
 
 
 _ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
@@ -151,7 +144,7 @@ class Kernel:
         """
         shape = self._function, *grid, 1, threads, 1, 1, 0
         words = np.frombuffer(bytearray(self._struct.pack(*arguments)), np.uint64)
-        places = [(at, int(words[at])) for at in addresses]
+        places = stood_for((at, int(words[at])) for at in addresses)
         return Launch((self._queue, shape, self._starts, places, self._more), words)
 
 
@@ -173,8 +166,8 @@ class Launch:
     def at(self, bases: Mapping[int, int], stream: Any) -> None:
         """Queue it once with real addresses, as what ``placed`` returns would be. Local."""
         words = self._words
-        for at, address in self._addresses:
-            words[at] = placed(address, bases)  # the driver copies them
+        for at, number, offset in self._addresses:
+            words[at] = bases[number] + offset  # the driver copies them
         self._queue(*self._shape, stream.ptr, self._place, *self._more)
 
     def placed(self, bases: Mapping[int, int]) -> Launch:
@@ -184,8 +177,8 @@ class Launch:
             bases: of each memory that a stand-in is in.
         """
         words = self._words.copy()
-        for at, address in self._addresses:
-            words[at] = placed(address, bases)
+        for at, number, offset in self._addresses:
+            words[at] = bases[number] + offset
         return Launch(self._how, words)
 
 
