@@ -139,8 +139,8 @@ class SlabProduct(QueuedProduct):
             follows = self._as_they_are and not (last and i + 1 == len(self._slabs.terms))
             rows = self._slabs.operands[term.left].rows_of(self._coords[0], *panel)
             g = Gemm(
-                unit * term.alpha, left, right.T, beta, target[rows], panel[0], rows.start, options.compute,
-                None if old is None else old[rows], follows,
+                unit * term.alpha, left, right.T, beta, target[rows], panel[0], options.compute,
+                None if old is None else old[rows], follows, rows.start,
             )  # fmt: skip
             term.multiply(operations, g)
 

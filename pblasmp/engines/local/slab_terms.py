@@ -46,10 +46,10 @@ class Gemm(NamedTuple):
         left, right: slabs, rows × k and k × columns.
         target: the array to write.
         start: global index where k begins.
-        row: of all of this rank's rows, the one that these begin with.
         compute: the type in which products are summed.
         c: like ``target``, which is the default.
         follows: another product of the same parts is added to the same target next.
+        row: of all of this rank's rows, the one that these begin with.
     """
 
     alpha: complex
@@ -58,10 +58,10 @@ class Gemm(NamedTuple):
     beta: complex
     target: Array
     start: int = 0
-    row: int = 0
     compute: str | None = None
     c: Array | None = None
     follows: bool = False
+    row: int = 0
 
 
 Kernel = Callable[[Operations, Gemm], None]
