@@ -265,3 +265,15 @@ def test_ranks_on_paper_choose_the_panels_of_a_factorization_once(monkeypatch):
     d = pb.MatrixDescriptor((256, 256), (8, 8), pb.Grid(8, 8))
     pb.FactorProblem("cholesky", d, c=d).traffic(ranks_per_node=4)
     assert len(calls) < 15_000  # 36,672 if each rank looks
+
+
+@pytest.mark.parametrize(("routine", "triangles"), [("trmm", 1), ("symm", 2), ("hemm", 2)])
+@pytest.mark.parametrize("uplo", ["L", "U"])
+def test_of_each_panel_of_a_triangle_only_its_rows_move(routine, triangles, uplo, monkeypatch):
+    """Two ranks have half of the columns each, and get the other half of a staircase; of symm, of one for each term."""
+    monkeypatch.setattr("pblasmp.engines.host.host_operations.HostOperations.panel", 64)
+    n, width, dtype = 512, 64, np.dtype("complex64")
+    d = pb.MatrixDescriptor((n, n), width, pb.Grid(1, 2), dtype=dtype)
+    moved = pb.Level3Problem(routine, d, d, d, uplo=uplo).traffic("panels").sent_bytes
+    staircase = sum(width * (n - at) for at in range(0, n, width)) * dtype.itemsize
+    assert moved.sum() == triangles * staircase
