@@ -4,7 +4,8 @@
 A layer without and with gradients, the function of pblasmp.torch, the plain call, and a plan of the same product;
 compared with PyTorch's GEMM and NCCL's collective in eager mode, with gradients as a torch.autograd.Function. One rank
 per GPU, bfloat16. Calls are queued in a row: the time of one is the device's time between them, so the host's time
-counts where it is the longer one; "host" is that alone, of a small product. NVLink multicast is never used.
+counts where it is the longer one; "host" is that alone, of a small product. All ways take turns, round by round. NVLink
+multicast is never used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SMALL = (256, 256, 256)  # whose GPU time hides behind the host's
 NCCL = "NCCL + cuBLAS"
 CALLS, WARM_UP = 60, 12
 TOKENS = 4  # numbers of tokens that take turns
-MORE = 2048  # tokens from which ever new numbers of them come down
+MORE = 512  # calls with ever new numbers of tokens, fewer from one to the next by as many as there are ranks
+TILE = 128  # rows of a tile of one kernel
 
 
 class Case:
@@ -70,8 +72,12 @@ class Case:
             turn[0] += 1
             function(some[turn[0] % TOKENS], w, ctx)
 
-        more = torch.randn(rows + MORE, x.shape[1], device="cuda", dtype=torch.bfloat16)
+        more = torch.randn(rows + MORE * size, x.shape[1], device="cuda", dtype=torch.bfloat16)
         left = [len(more)]
+        for count in range(
+            rows + TILE, len(more), TILE
+        ):  # kernels for so many tiles are compiled once on a machine
+            function(more[:count], w, ctx)
 
         def new() -> None:
             left[0] -= size
@@ -169,43 +175,45 @@ class Case:
 
         return run
 
-    def seconds(self, run: Callable[[], Any], rounds: int) -> list[float]:
-        """Return the slowest rank's time of a call on the device's clock, for each round. Collective."""
-        event, found = self.torch.cuda.Event, []
-        for _ in range(WARM_UP):
-            run()
-        for _ in range(rounds):
-            self.torch.cuda.synchronize()
-            self.ctx.comm.barrier()
-            start, stop = event(enable_timing=True), event(enable_timing=True)
-            start.record()
-            for _ in range(CALLS):
-                run()
-            stop.record()
-            self.torch.cuda.synchronize()
-            found.append(start.elapsed_time(stop) / 1e3 / CALLS)
-        return [max(each) for each in zip(*self.ctx.comm.allgather(found), strict=True)]
+    def seconds(self, rounds: int, *, host: bool) -> dict[str, list[float]]:
+        """Return the slowest rank's time of a call by each way, for each round, in which they take turns. Collective.
 
-    def host_seconds(self, run: Callable[[], Any], rounds: int) -> list[float]:
-        """Return the slowest rank's time of queueing a call on the host's clock, for each round. Collective."""
-        found = []
-        for _ in range(WARM_UP):
-            run()
+        Args:
+            rounds: how many.
+            host: it is the time of queueing a call on the host's clock, otherwise that of the device's clock.
+        """
+        once, found = self._on_host if host else self._on_device, dict[str, list[float]]()
         for _ in range(rounds):
-            self.torch.cuda.synchronize()
-            self.ctx.comm.barrier()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                run()
-            found.append((time.perf_counter() - start) / CALLS)
-        return [max(each) for each in zip(*self.ctx.comm.allgather(found), strict=True)]
+            for name, run in self.runs.items():
+                for _ in range(WARM_UP):
+                    run()
+                self.torch.cuda.synchronize()
+                self.ctx.comm.barrier()
+                found.setdefault(name, []).append(max(self.ctx.comm.allgather(once(run) / CALLS)))
+        return found
+
+    def _on_device(self, run: Callable[[], Any]) -> float:
+        start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(CALLS):
+            run()
+        stop.record()
+        self.torch.cuda.synchronize()
+        return float(start.elapsed_time(stop)) / 1e3
+
+    def _on_host(self, run: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            run()
+        seconds = time.perf_counter() - start
+        self.torch.cuda.synchronize()
+        return seconds
 
 
 def row(ctx: pb.Context, form: str, shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """Return a row of the results, and print it. Collective."""
     case = Case(ctx, form, *shape)
-    clock = case.host_seconds if shape == SMALL else case.seconds
-    seconds = {name: clock(run, rounds) for name, run in case.runs.items()}
+    seconds = case.seconds(rounds, host=shape == SMALL)
     path = case.plan.report().path.split(":")[0]
     case.plan.close()
     tokens, outputs, inputs = shape
