@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text, required, short_repr
@@ -313,122 +312,59 @@ def _expected(kind: Any) -> str:
 # --- how the keys of a table depend on each other ---
 
 
-class Rule(NamedTuple):
-    """What a table must be, in the words of JSON Schema that ``fits`` knows, and what is said if it is not.
-
-    Attributes:
-        then: what the table must be.
-        message: the fault, or a function of the table that returns it.
-        when: the tables to which the rule applies; None: all.
-    """
-
-    then: Table
-    message: str | Callable[[Table], str]
-    when: Table | None = None
-
-
-def fits(data: Any, schema: Table | bool) -> bool:
-    """Return whether a table is as a schema asks, of the words that the rules in this module use. Local."""
-    if isinstance(schema, bool):
-        return schema
-    return all(_WORDS[word](data, asked) for word, asked in schema.items())
-
-
-_WORDS: dict[str, Callable[[Any, Any], bool]] = {
-    "required": lambda data, keys: all(key in data for key in keys),
-    "properties": lambda data, of: all(fits(data[key], each) for key, each in of.items() if key in data),
-    "dependentRequired": lambda data, of: all(
-        all(each in data for each in keys) for key, keys in of.items() if key in data
-    ),
-    "not": lambda data, schema: not fits(data, schema),
-    "allOf": lambda data, schemas: all(fits(data, each) for each in schemas),
-    "anyOf": lambda data, schemas: any(fits(data, each) for each in schemas),
-    "oneOf": lambda data, schemas: sum(fits(data, each) for each in schemas) == 1,
-    "const": lambda data, value: bool(data == value),
-    "enum": lambda data, values: (list(data) if isinstance(data, tuple) else data) in values,
-}
-
-
-def _has(*keys: str) -> Table:
-    return {"required": [*keys]}
-
-
-def _have(names: str, *keys: str) -> Table:
-    return {"properties": {name: _has(*keys) for name in names}}
-
-
-_ANY_SIZE = {"anyOf": [_has(key) for key in "mnk"]}
-_ALL_COMPLETE = {
-    "allOf": [{"not": _ANY_SIZE}, {"not": _has("nranks")}, {**_has(*"abd"), **_have("abd", *_COMPLETE)}]
-}
-_SCHEME = {"properties": {"scheme": {"not": {"const": "gemm"}}}, **_has("scheme")}
-_OF_SCHEME = {"allOf": [{"not": _ALL_COMPLETE}, _SCHEME]}
-_OF_GEMM = {"allOf": [{"not": _ALL_COMPLETE}, {"not": _SCHEME}]}
-
-
-def _layouts_follow(data: Table) -> str:
-    return f"the layouts of scheme {data['scheme']!r} follow from m, n, k and nranks"
-
-
-_PRODUCT = (
-    Rule(
-        {"dependentRequired": {"m": ["n", "k"], "n": ["m", "k"], "k": ["m", "n"]}},
-        lambda data: f"{', '.join(key for key in 'mnk' if key in data)}: m, n and k must be given together",
-    ),
-    Rule(
-        _has("c"),
-        "beta: there is no C to scale: expected a table [c], or beta = 0",
-        {"properties": {"beta": {"not": {"enum": [0, [0, 0]]}}}, **_has("beta")},
-    ),
-    Rule(_ANY_SIZE, lambda data: f"m: missing: {_layouts_follow(data)}", _OF_SCHEME),
-    Rule(_has("nranks"), lambda data: f"nranks: missing: {_layouts_follow(data)}", _OF_SCHEME),
-    *(
-        Rule(
-            {"properties": {key: False}},
-            lambda data, key=key: f"{key}: not expected here: {_layouts_follow(data)}",  # type: ignore[misc]
-            _OF_SCHEME,
-        )
-        for key in ("grid", "block", "source")
-    ),
-    Rule(
-        {"anyOf": [_ANY_SIZE, {**_has("a", "b"), **_have("ab", "shape")}]},
-        "m, n, k: missing, expected these or a.shape and b.shape",
-        _OF_GEMM,
-    ),
-    Rule(
-        {"anyOf": [_has("block"), {**_has("a", "b"), **_have("ab", "block")}]},
-        "block: missing, expected this or a.block and b.block",
-        _OF_GEMM,
-    ),
-    Rule(
-        {"oneOf": [_has("grid"), _has("nranks")]},
-        lambda data: f"grid, nranks: expected one of them, got {'both' if 'grid' in data else 'neither'}",
-        _OF_GEMM,
-    ),
-)
-_ROUTINE = tuple(
-    Rule(
-        _have(name, key) if key == "shape" else {"anyOf": [_has(key), _have(name, key)]},
-        f"{name}.{key}: missing",
-        _has(name),
-    )
-    for name in "abcd"
-    for key in _COMPLETE
-)
-
-
 def is_complete(table: Table) -> bool:
     """Return whether the table of a matrix alone says where every element is. Local."""
     return all(key in table for key in _COMPLETE)
 
 
-KINDS: dict[str, tuple[type, Sequence[Rule]]] = {
-    "routine": (RoutineTable, _ROUTINE),
-    "factorization": (FactorTable, _ROUTINE),
-    "form": (ParallelTable, ()),
-    "": (ProblemTable, _PRODUCT),
+def _of_product(data: Table) -> Iterator[str]:
+    """Yield how the keys of a product contradict each other."""
+    sizes = [key for key in "mnk" if key in data]
+    scheme = data.get("scheme", "gemm")
+
+    def in_both(key: str) -> bool:
+        return all(key in data.get(name, ()) for name in "ab")
+
+    if sizes and len(sizes) < 3:
+        yield f"{', '.join(sizes)}: m, n and k must be given together"
+    if "c" not in data and data.get("beta", 0) not in (0, [0, 0], (0, 0)):
+        yield "beta: there is no C to scale: expected a table [c], or beta = 0"
+    if not sizes and "nranks" not in data and all(is_complete(data.get(name, {})) for name in "abd"):
+        return
+    if scheme != "gemm":
+        follow = f"the layouts of scheme {scheme!r} follow from m, n, k and nranks"
+        if not sizes:
+            yield f"m: missing: {follow}"
+        if "nranks" not in data:
+            yield f"nranks: missing: {follow}"
+        yield from (
+            f"{key}: not expected here: {follow}" for key in ("grid", "block", "source") if key in data
+        )
+        return
+    if not (sizes or in_both("shape")):
+        yield "m, n, k: missing, expected these or a.shape and b.shape"
+    if not ("block" in data or in_both("block")):
+        yield "block: missing, expected this or a.block and b.block"
+    if ("grid" in data) == ("nranks" in data):
+        yield f"grid, nranks: expected one of them, got {'both' if 'grid' in data else 'neither'}"
+
+
+def _of_routine(data: Table) -> Iterator[str]:
+    """Yield what the matrices of a routine or a factorization lack."""
+    for name in "abcd":
+        known = data.get(name, _COMPLETE)
+        for key in _COMPLETE:
+            if key not in known and (key == "shape" or key not in data):
+                yield f"{name}.{key}: missing"
+
+
+KINDS: dict[str, tuple[type, Callable[[Table], Iterable[str]]]] = {
+    "routine": (RoutineTable, _of_routine),
+    "factorization": (FactorTable, _of_routine),
+    "form": (ParallelTable, lambda _: ()),
+    "": (ProblemTable, _of_product),
 }
-"""The table of each kind of problem, and its rules, by the key that says which one it is. Products have none."""
+"""The table of each kind of problem, and what yields contradictions in it, by the key that says which one it is."""
 
 
 def kind_of(data: Table) -> str:
@@ -446,26 +382,20 @@ def problem_faults(data: object, kind: str = "", *, titled: bool = True) -> list
         kind: one of ``KINDS``.
         titled: it must have a title.
     """
-    table, rules = KINDS[kind]
+    table, contradictions = KINDS[kind]
     found = table_faults(data, table, without=() if titled else ("title",))
-    if found:
-        return found
-    given = cast(Table, data)
-    broken = [
-        rule for rule in rules if (rule.when is None or fits(given, rule.when)) and not fits(given, rule.then)
-    ]
-    return [rule.message if isinstance(rule.message, str) else rule.message(given) for rule in broken]
+    return found or [*contradictions(cast(Table, data))]
 
 
 def json_schemas() -> dict[str, str]:
-    """Return the text of each JSON schema by the name of its file. Local."""
+    """Return the text of each JSON schema by the name of its file: of keys and values, not of how they fit. Local."""
     names = {"": "problem", "form": "parallel"}
-    files = {f"{names.get(kind, kind)}.schema.json": of for kind, of in KINDS.items()}
-    return {name: json_schema(name, *of) for name, of in files.items()}
+    files = {f"{names.get(kind, kind)}.schema.json": table for kind, (table, _) in KINDS.items()}
+    return {name: _json_schema(name, table) for name, table in files.items()}
 
 
-def json_schema(name: str, table: type, rules: Sequence[Rule] = ()) -> str:
-    """Return the text of a JSON schema of a type of table, and of the rules for its keys. Local."""
+def _json_schema(name: str, table: type) -> str:
+    """Return the text of a JSON schema of a type of table. Local."""
     schema = TypeAdapter(table).json_schema()
     parts = schema.pop("$defs")
     for each in (schema, *parts.values()):
@@ -475,18 +405,7 @@ def json_schema(name: str, table: type, rules: Sequence[Rule] = ()) -> str:
             if value.get("title") == key.replace("_", " ").title():  # Pydantic's own
                 del value["title"]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
-    conditions = {"allOf": list(_conditions(rules))} if rules else {}
-    return json.dumps({**head, **schema, **conditions, "$defs": parts}, indent=2) + "\n"
-
-
-def _conditions(rules: Sequence[Rule]) -> Iterator[Table]:
-    """Yield the rules, those for the same tables together."""
-    for when, group in groupby(rules, lambda rule: rule.when):
-        asked = [rule.then for rule in group]
-        if when is None:
-            yield from asked
-        else:
-            yield {"if": when, "then": asked[0] if len(asked) == 1 else {"allOf": asked}}
+    return json.dumps({**head, **schema, "$defs": parts}, indent=2) + "\n"
 
 
 if __name__ == "__main__":
