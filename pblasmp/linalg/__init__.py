@@ -13,17 +13,16 @@ import contextlib
 import importlib
 from typing import Any, NoReturn
 
-from . import eigen, general, inverses, least_squares, orthogonal, positive, systems
+from . import eigen, general, least_squares, orthogonal, positive, systems
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .factorization_call import FactorizationCall
 from .general import cond_estimate, det, lu_factor, lu_solve, slogdet
-from .inverses import inv
 from .least_squares import LstsqResult, lstsq
 from .norms import cond, matrix_rank, norm, pinv
 from .orthogonal import QrFactors, qr
 from .positive import cho_factor, cho_solve, cholesky
 from .refinement import Refinement
-from .systems import solve, solve_triangular
+from .systems import inv, solve, solve_triangular
 
 __all__ = [
     "LstsqResult",
@@ -54,13 +53,9 @@ __all__ = [
 ]
 
 CALLS: dict[str, type[FactorizationCall[Any]]] = {
-    **positive.CALLS,
-    **general.CALLS,
-    **orthogonal.CALLS,
-    **least_squares.CALLS,
-    **systems.CALLS,
-    **inverses.CALLS,
-    **eigen.CALLS,
+    call.name: call
+    for module in (positive, general, orthogonal, least_squares, systems, eigen)
+    for call in module.CALLS
 }
 """The calls that can be planned, by function."""
 

@@ -26,10 +26,10 @@ from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
 from ..residuals import of_eigenpairs
 from ..verification import Verification
-from .assumptions import whole_of
 from .factorization_call import FactorizationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 from .positive import cholesky
+from .systems import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -586,10 +586,5 @@ def _completed(x: Matrix) -> Matrix:
     return whole
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {
-    "eigh": _Eigh,
-    "eigvalsh": _Eigvalsh,
-    "svd": _Svd,
-    "svdvals": _Svdvals,
-}
-"""The calls that can be planned, by function."""
+CALLS = (_Eigh, _Eigvalsh, _Svd, _Svdvals)
+"""The calls that can be planned."""

@@ -344,11 +344,5 @@ class _Condition(FactorizationCall[float]):
         return found.condition
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {
-    "lu_factor": _Lu,
-    "lu_solve": _LuSolve,
-    "slogdet": _SignAndLogarithm,
-    "det": _Determinant,
-    "cond_estimate": _Condition,
-}
-"""The calls that can be planned, by function."""
+CALLS = (_Lu, _LuSolve, _SignAndLogarithm, _Determinant, _Condition)
+"""The calls that can be planned."""

@@ -291,5 +291,5 @@ def _scaled(x: Matrix) -> tuple[Matrix, int]:
     return (x * 2.0**exponent if exponent else x), exponent
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {"lstsq": _LeastSquares}
-"""The calls that can be planned, by function."""
+CALLS = (_LeastSquares,)
+"""The calls that can be planned."""

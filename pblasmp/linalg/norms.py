@@ -15,7 +15,7 @@ from ..matrix.reductions import kind_of_norm
 from ..runtime.reading import check_operands, context_of
 from .eigen import svd, svdvals
 from .factorization_call import Matrix
-from .inverses import inv
+from .systems import inv
 
 Order = Literal["fro", "inf", "max", "nuc"] | float | None
 

@@ -218,5 +218,5 @@ class _ApplyQ(_OfReflectors):
         return Roles("qr", self["a"], self["b"], d=self.written, turned="bd" * right, options=options)
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {"qr": _Qr}
-"""The calls that can be planned, by function."""
+CALLS = (_Qr,)
+"""The calls that can be planned."""

@@ -177,9 +177,5 @@ class _CholeskySolve(FactorizationCall[Matrix]):
         return Roles("cholesky", self["c"], self["b"], None, self.written, "a" * self.upper, options)
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {
-    "cholesky": _Cholesky,
-    "cho_factor": _CholeskyFactor,
-    "cho_solve": _CholeskySolve,
-}
-"""The calls that can be planned, by function."""
+CALLS = (_Cholesky, _CholeskyFactor, _CholeskySolve)
+"""The calls that can be planned."""

@@ -1,26 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Systems of equations."""
+"""Systems of equations and inverses, of matrices of which a call is told the kind: definite, triangular, symmetric."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..comm import agree_after
 from ..dtypes import plain
 from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
+from ..layout.factor_problem import ASSUMED, FactorRoutine
 from ..layout.grid import one_of
 from ..logs import logger
-from .assumptions import COMPUTED, Assume, AssumingCall
-from .factorization_call import FactorizationCall, Matrix, Roles, flag, op_of
+from ..matrix.distributed import DistributedMatrix
+from .factorization_call import FactorizationCall, Matrix, Pivots, Roles, flag, level_of_caller, op_of
+from .general import cond_estimate
 from .refinement import REFINED, SINGLE, Refinement, refined
 
 if TYPE_CHECKING:
     from ..layout.schemes import Op
     from .factorization_call import Trans
+
+Assume = Literal[
+    "gen",
+    "general",
+    "sym",
+    "symmetric",
+    "her",
+    "hermitian",
+    "pos",
+    "positive definite",
+    "upper triangular",
+    "lower triangular",
+]
+
+
+_TRIANGLES = {"lower triangular": True, "upper triangular": False}
+
+COMPUTED = ("gen", "pos", "tri")
+
+
+class AssumingCall(FactorizationCall[Matrix]):
+    """A call that is told what kind of matrix A is.
+
+    Attributes:
+        kind: that kind, one of ``ASSUMED``; None if it is none.
+    """
+
+    warns = False  # of ill-conditioned matrices
+    triangular = False  # whether the function is for triangles alone, and ``lower`` says which
+
+    def __init__(
+        self, *, assume_a: object, lower: object, unit_diagonal: object = False, **arguments: Any
+    ) -> None:
+        name = plain(assume_a) if isinstance(assume_a, str) else ""
+        self.kind = ASSUMED.get(name)
+        if not self.triangular:
+            lower = _TRIANGLES.get(name, lower)
+        flags = {"lower": flag(lower), "unit_diagonal": flag(unit_diagonal)}
+        super().__init__(assume_a=assume_a, **flags, **arguments)
+
+    def run(self) -> Matrix:
+        """Compute. Collective over the context."""
+        self.make_whole()
+        return super().run()
+
+    def make_whole(self) -> None:
+        """Make a matrix whole of which one triangle is known, if it has no routine. Collective over the context."""
+        a, lower = self.given["a"], self.how["lower"]
+        legal = isinstance(a, DistributedMatrix) and a.shape[0] == a.shape[1] and isinstance(lower, bool)
+        if self.kind in ("sym", "her") and legal:
+            self.given = {**self.given, "a": whole_of(self["a"], lower, hermitian=self.kind == "her")}
+            self.kind, self.how = "gen", {**self.how, "assume_a": "gen"}
+
+    def check(self) -> None:
+        """Note what is wrong with A, or with what is assumed of it. Local."""
+        self.check_matrix("a")
+        self.check_flags("lower", "unit_diagonal")
+        if self.kind is None:
+            known = ", ".join(map(repr, ("gen", "pos", "sym", "her", *_TRIANGLES)))
+            self.wrong(f"assume_a: expected one of {known}, got {short_repr(self.how['assume_a'])}")
+        elif self.kind not in COMPUTED and not self.faults:
+            raise UnsupportedError(
+                f"{self.name}: there is no plan with assume_a={self.how['assume_a']!r}: plan it with 'gen' and the "
+                "whole matrix"
+            )
+
+    @property
+    def upper(self) -> bool:
+        """Whether A is known by its upper triangle."""
+        return self.kind != "gen" and super().upper
+
+    @property
+    def unit(self) -> bool:
+        """Whether the diagonal is taken as ones."""
+        return self.how["unit_diagonal"] is True
+
+    @property
+    def diag(self) -> str:
+        """That as LAPACK calls it; "" if ``unit_diagonal`` is neither True nor False."""
+        return "NU"[self.unit] if isinstance(self.how["unit_diagonal"], bool) else ""
+
+    def end(self, found: Found) -> Matrix:
+        """Return X, with a warning if A is ill-conditioned. Collective over the context."""
+        if found.info and self.kind == "pos":
+            self.not_positive(found.info)
+        x = super().end(found)
+        if self.warns and found.diagonal is not None and found.diagonal.size:
+            self._warn(found.diagonal)
+        return x
+
+    def _warn(self, diagonal: NDArray[Any]) -> None:
+        """Warn if A is ill-conditioned: found by an estimate if the factor's diagonal makes it likely. Collective."""
+        n, eps = len(diagonal), float(np.finfo(diagonal.dtype).eps)
+        with np.errstate(all="ignore"):
+            sizes = abs(diagonal)
+            ratio = sizes.min() / sizes.max()
+        likely = min(max(math.sqrt(eps), eps * n * n), 0.1 / n)
+        if not (ratio if self.kind == "gen" else ratio * ratio) < likely:
+            return
+        a = self["a"]
+        estimate = cond_estimate(a if self.kind == "gen" else whole_of(a, self.uplo == "L", hermitian=True))
+        if estimate > 1 / eps:
+            from scipy.linalg import LinAlgWarning
+
+            with self.ctx.agreement(self.name):
+                text = (
+                    f"{self.name}: ill-conditioned matrix (rcond={1 / estimate:.3g}): X may not be accurate"
+                )
+                warnings.warn(text, LinAlgWarning, stacklevel=level_of_caller())
+
+
+def whole_of(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
+    """Return the matrix that a triangle describes. Collective over the context."""
+    triangle = a.tril() if lower else a.triu()
+    beside = a.tril(-1) if lower else a.triu(1)
+    diagonal = triangle.triu() if lower else triangle.tril()
+    if not hermitian:
+        return triangle + beside.T
+    return beside + beside.H + diagonal.real
 
 
 @overload
@@ -277,8 +401,96 @@ class _SolveTriangular(_Solve):
         super().__init__(assume_a="lower triangular", transposed=trans, **arguments)
 
 
-CALLS: dict[str, type[FactorizationCall[Any]]] = {
-    "solve": _Solve,
-    "solve_triangular": _SolveTriangular,
-}
-"""The calls that can be planned, by function."""
+def inv(
+    a: Matrix,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+    algo: str = "auto",
+) -> Matrix:
+    """Return the inverse of a matrix, all of it whatever ``assume_a`` says. Collective over the context.
+
+    To solve a system, ``solve`` takes a third of the operations and is more accurate.
+
+    Args:
+        a: n × n: float32, float64, complex64 or complex128, in any layout.
+        assume_a, lower: as for ``solve``.
+        unit_diagonal: of a triangular matrix: the diagonal is taken as ones and not read.
+        out: where to write the inverse, which may be ``a``; by default a new matrix in the layout of A.
+        algo: "auto", or the name of an algorithm.
+
+    Raises:
+        FactorizationError: A is exactly singular, or not positive definite, at ``index``.
+        ArgumentError: shapes, types or options do not fit; the message names every fault.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+
+    Source: LAPACK, ?GETRI, ?POTRI, ?TRTRI; NumPy, numpy.linalg.inv.
+
+    Example:
+        >>> a = ctx.scatter(np.array([[4.0, 2], [2, 5]]), block=1)
+        >>> (16 * pb.linalg.inv(a)).allgather().round(6).tolist()
+        [[5.0, -2.0], [-2.0, 4.0]]
+
+    See Also:
+        solve, which is faster and more accurate than a product with the inverse.
+    """
+    return _Inverse(
+        a=a, assume_a=assume_a, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
+    ).run()
+
+
+def inverse_of(
+    a: Matrix,
+    pivots: Pivots | None = None,
+    assume_a: Assume = "gen",
+    *,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    out: Matrix | None = None,
+) -> Matrix:
+    """Do as LAPACK with a factor, and ``pivots`` that are legal and equal everywhere. Collective over the context.
+
+    Of a triangular or positive definite matrix only the triangle is written, without a diagonal of ones.
+    """
+    how: dict[str, Any] = {"lower": lower, "unit_diagonal": unit_diagonal, "algo": "auto"}
+    return _Inverse(a=a, assume_a=assume_a, pivots=pivots, factored=True, out=out, **how).run()
+
+
+class _Inverse(AssumingCall):
+    """A call of ``inv`` or ``inverse_of``."""
+
+    name = "inv"
+
+    def __init__(self, *, pivots: Pivots | None = None, factored: bool = False, **arguments: Any) -> None:
+        super().__init__(factored=factored, **arguments)
+        self._pivots = pivots
+
+    def directly(self) -> tuple[Matrix, Found] | Literal[False] | None:
+        a, kind = self.given["a"], self.kind
+        if kind not in COMPUTED or (kind != "tri" and self.unit):
+            return None
+        if self.how["factored"]:
+            routine = {"gen": "getri", "pos": "potri", "tri": "trtri"}[kind]
+        else:
+            routine = {"gen": "getrf getri", "pos": "potrf potri", "tri": "trtri laset"}[kind]
+        return self.at_once(routine, a, pivots=self._pivots, uplo=self.uplo, diag=self.diag)
+
+    def check(self) -> None:
+        super().check()
+        self.check_like("out", "a")
+
+    def new(self) -> Matrix:
+        return self.out_or_new(self["a"].descriptor, zeros=self.how["factored"])
+
+    def roles(self) -> Roles:
+        kind, upper, options = self.kind, self.upper, {"factored": self.how["factored"], "inverse": True}
+        routine: FactorRoutine = "triangular" if kind == "tri" else "lu" if kind == "gen" else "cholesky"
+        options |= {"unit": self.unit} if kind == "tri" else {"conjugate": upper}
+        return Roles(routine, self["a"], d=self.written, turned="ad" * upper, options=options)
+
+
+CALLS = (_Solve, _SolveTriangular, _Inverse)
+"""The calls that can be planned."""

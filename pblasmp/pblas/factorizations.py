@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from ..errors import FactorizationError
 from ..linalg import cho_solve, cholesky, lu_solve, qr, solve_triangular
-from ..linalg.assumptions import Assume
 from ..linalg.general import lu_with_info
-from ..linalg.inverses import inverse_of
 from ..linalg.least_squares import lstsq_in_place
 from ..linalg.orthogonal import apply_q, form_q
-from ..linalg.systems import solve_keeping
+from ..linalg.systems import Assume, inverse_of, solve_keeping
 from ..matrix.distributed import DistributedMatrix
 from .scalapack_routine import FactorCall, routine
 
