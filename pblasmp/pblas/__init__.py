@@ -30,7 +30,7 @@ from collections.abc import Callable
 from ..errors import ArgumentError
 from .arguments import ParameterError
 from .auxiliary import FUNCTIONS as AUXILIARY
-from .drivers import DRIVERS
+from .factorizations import DRIVERS
 from .factorizations import ROUTINES as FACTORIZATIONS
 from .grids import (
     blacs_barrier,
