@@ -31,10 +31,9 @@ from ..epilogue import Scales
 from ..errors import short_repr
 from .forms import FORMS, own, shape_of_product
 from .meshes import reduce
-from .operators import Again
+from .operators import Again, as_rows, beside
 from .registry import Gradients, once, operator
 from .scaling import GRADIENT, DelayedScaling, units_of
-from .weight_gradients import as_rows, beside
 
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -22,7 +22,6 @@ from .forms import FORMS, fault_of_algorithms, refuse_transforms
 from .meshes import is_of_ranks, local, on_mesh, part_of
 from .registry import is_eager
 from .scaling import DelayedScaling
-from .weight_gradients import adding_to
 
 
 def allgather_matmul(
@@ -206,7 +205,7 @@ def multiply(
                 ctx.parallel_calls.clear()
             ctx.parallel_calls[key] = asked, needs
     else:
-        operands = part, adding_to(mains, local(w)), None if bias is None else local(bias)
+        operands = part, operators.adding_to(mains, local(w)), None if bias is None else local(bias)
         if scales is not None:
             y = scaled_product(form, *operands, ctx, scales, keep, by_rule, total, algo, backward_algo)
         else:

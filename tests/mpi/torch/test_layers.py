@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.torch import float8, meshes, operators, weight_gradients
+from pblasmp.torch import float8, meshes, operators
 from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
@@ -330,11 +330,11 @@ def fake_streams(log: list[str]) -> Iterator[None]:
 
     streams = FakeStream(log), FakeStream(log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_gradients, "streams_of", lambda _: streams)
+        patch.setattr(operators, "streams_of", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
         logged(operators, "multiply", "collective")
-        patch.setattr(weight_gradients, "WORTH_A_STREAM", 0)
+        patch.setattr(operators, "WORTH_A_STREAM", 0)
         logged(operators, "of_parameters", "weights")
         logged(float8, "scaled_weight", "weights")
         yield
