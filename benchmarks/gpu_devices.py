@@ -14,7 +14,7 @@ import numpy as np
 
 from pblasmp.bindings import version_text
 from pblasmp.engines.gpu.runtime.nccl import nccl_version
-from pblasmp.timing import device_seconds, host_seconds
+from pblasmp.tuning.timing import device_seconds, host_seconds
 
 _PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
 _PACKAGES = (

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.charts import Bars, bar_chart
-from pblasmp.timing import slowest
+from pblasmp.tuning.timing import slowest
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
 CUBLASMP, C_CALL = "plan() of cuBLASMp", "C call"

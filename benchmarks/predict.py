@@ -25,7 +25,7 @@ from pblasmp.costs.machines import load_machine
 from pblasmp.dtypes import as_dtype
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.factor_problem import FactorProblem
-from pblasmp.timing import repeated
+from pblasmp.tuning.timing import repeated
 
 SIZES = {"host": (256, 512, 1024, 1536), "gpu": (2048, 4096, 8192, 16384)}
 TYPES = {"host": ("float64", "float32"), "gpu": ("bfloat16", "float64")}

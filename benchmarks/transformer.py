@@ -43,7 +43,7 @@ from benchmarks.gpu_matmul import forbid_multicast
 from benchmarks.ranks import on_ranks, paired
 from examples.torch_transformer import Block
 from pblasmp.tensor_parallel import shard
-from pblasmp.timing import slowest
+from pblasmp.tuning.timing import slowest
 
 STUCK_SECONDS = 300
 WARM_UP = {"cpu": 0, "cuda": 4}

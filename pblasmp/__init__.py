@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from . import linalg as linalg
     from . import pblas as pblas
     from . import tensor_parallel as tensor_parallel
-    from .checks import verify as verify
     from .context import Context as Context
     from .costs.advise import advise as advise
     from .costs.predict import predict as predict
@@ -52,9 +51,11 @@ if TYPE_CHECKING:
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import ParallelProblem as ParallelProblem
     from .layout import numroc as numroc
+    from .linalg.checks import verify as verify
     from .matrix.distributed import DistributedMatrix as DistributedMatrix
     from .matrix.products import matmul as matmul
     from .matrix.reductions import allclose as allclose
+    from .matrix.verification import Verification as Verification
     from .planning import algorithms as algorithms
     from .planning import plan as plan
     from .planning import tune as tune
@@ -64,12 +65,10 @@ if TYPE_CHECKING:
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
     from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
-    from .verification import Verification as Verification
 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "checks": "verify",
     "context": "Context",
     "costs.advise": "advise",
     "costs.predict": "predict",
@@ -81,14 +80,15 @@ _NAMES = {
         "PblasmpError RankMismatchError StatusError UnsupportedError"
     ),
     "layout": "FactorProblem Grid Level3Problem MatmulProblem MatrixDescriptor ParallelProblem numroc",
+    "linalg.checks": "verify",
     "matrix.distributed": "DistributedMatrix",
     "matrix.products": "matmul",
     "matrix.reductions": "allclose",
+    "matrix.verification": "Verification",
     "planning": "algorithms plan tune",
     "problems.files": "load_problem",
     "runtime.plans": "Plan",
     "tensor_parallel": "allgather_matmul matmul_allgather matmul_allreduce matmul_reduce_scatter",
-    "verification": "Verification",
 }
 """The public names, by the module that has them."""
 

@@ -18,7 +18,6 @@ from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, 
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
 from ..costs.predict import Prediction, predict, time_text
 from ..costs.pretend import dry_run
-from ..costs.speeds import measure_calls, measure_ranks
 from ..dtypes import as_dtype
 from ..engines.choose import EngineName
 from ..errors import ArgumentError
@@ -28,6 +27,7 @@ from ..matrix.products import matmul
 from ..planning import plan
 from ..problems.files import load_problem, load_table
 from ..resources import machine_cores, memory_bytes
+from ..tuning.speeds import measure_calls, measure_ranks
 from .options import require_directory
 from .ranks import on_ranks
 from .reports import Reporter

@@ -23,7 +23,7 @@ from ..layout.value import bytes_text
 from ..planning import plan as plan_of_product
 from ..planning import tune as tune_product
 from ..problems.files import load_model
-from ..timing import in_a_row, samples
+from ..tuning.timing import in_a_row, samples
 from .ranks import on_ranks
 from .reports import Reporter
 from .terminal import plain

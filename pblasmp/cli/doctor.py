@@ -14,7 +14,6 @@ from .. import _core
 from ..comm import Communicator, machines_of, share_of_cores
 from ..context import Context
 from ..costs.machines import load_machine
-from ..costs.speeds import measure_speed
 from ..engines.choose import EngineName
 from ..engines.gpu.session import session_of
 from ..errors import PblasmpError, counted
@@ -22,9 +21,10 @@ from ..info import collect
 from ..launchers import ranks_here, surroundings
 from ..layout import Grid, MatmulProblem
 from ..matrix.products import matmul
-from ..noise import Noise, trials, wrong_runs
+from ..matrix.verification import verify
 from ..planning import algorithms
-from ..verification import verify
+from ..tuning.speeds import measure_speed
+from .noise import Noise, trials, wrong_runs
 from .options import DEFAULT_RANKS
 from .ranks import FailureError, on_ranks
 from .reports import Reporter

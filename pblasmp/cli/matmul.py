@@ -28,7 +28,7 @@ from ..matrix.creation import default_block
 from ..matrix.distributed import DistributedMatrix
 from ..matrix.io.formats import Source, element_type
 from ..matrix.io.saving import format_of, open_source
-from ..timing import samples
+from ..tuning.timing import samples
 from .options import require_directory
 from .ranks import on_ranks
 from .reports import Reporter

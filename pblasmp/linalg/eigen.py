@@ -24,11 +24,11 @@ from ..layout.grid import one_of
 from ..logs import logger
 from ..matrix.creation import Layout, random
 from ..matrix.products import matmul
-from ..residuals import of_eigenpairs
-from ..verification import Verification
+from ..matrix.verification import Verification
 from .factorization_call import FactorizationCall, Matrix, Roles, T, flag
 from .orthogonal import form_q, qr
 from .positive import cholesky
+from .residuals import of_eigenpairs
 from .systems import whole_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ..engines.protocol import Engine
 from ..engines.request import Operands, Task
 from ..errors import PblasmpError, UnsupportedError
 from ..layout import FactorProblem
-from ..timing import samples
 from .measurements import save, tuning_file
+from .timing import samples
 
 _SAMPLES = 3, 20
 _SECONDS = 0.5  # spent on the samples of one algorithm

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import pblasmp as pb
+from pblasmp.cli.noise import Noise, Trial, trials, wrong_runs
 from pblasmp.engines.gpu.cublasmp import faults
-from pblasmp.noise import Noise, Trial, trials, wrong_runs
 
 RUNS = 300
 

@@ -15,13 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 import pblasmp as pb
-from pblasmp import timing
 from pblasmp.cli import doctor
 from pblasmp.cli.bench import Separate
 from pblasmp.cli.commands import cli
-from pblasmp.costs import speeds
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import load_table
+from pblasmp.tuning import speeds, timing
 from tests.helpers.mpi import run_mpi, run_on_one_node
 
 SMALL = {

@@ -11,7 +11,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.cli import doctor
-from pblasmp.noise import Noise, Trial, trials, wrong_runs
+from pblasmp.cli.noise import Noise, Trial, trials, wrong_runs
 from tests.helpers.mpi import run_mpi
 
 ORDER = 24
@@ -46,7 +46,7 @@ def refused(ctx, value):
 
 
 def what_is_found(comm):
-    spied = mock.patch("pblasmp.noise.subprocess.Popen", wraps=subprocess.Popen)
+    spied = mock.patch("pblasmp.cli.noise.subprocess.Popen", wraps=subprocess.Popen)
     with pb.Context(comm) as ctx, spied as started, Noise(ctx, naps=False, neighbor=True) as noise:
         assert (
             started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == "1"
@@ -76,7 +76,7 @@ def what_doctor_finds(comm):
         mock.patch.object(doctor, "trials", few),
         mock.patch.object(doctor, "collect", return_value=facts),
         mock.patch.object(doctor, "places", return_value=narrow),
-        mock.patch("pblasmp.noise.subprocess.Popen", wraps=subprocess.Popen) as started,
+        mock.patch("pblasmp.cli.noise.subprocess.Popen", wraps=subprocess.Popen) as started,
     ):
         found = doctor.diagnose(None, "host", None, 1)
         doctor.print_diagnosis(found)

@@ -13,9 +13,10 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp import _core, verification
+from pblasmp import _core
 from pblasmp.engines.request import Options
 from pblasmp.linalg import general
+from pblasmp.matrix import verification
 from pblasmp.tuning import measurements
 from tests.helpers import inside
 from tests.helpers.cases import first

@@ -84,7 +84,7 @@ NUMBERS = [
     ("blas", "engines.dense.steps._PANEL", str, "solves {} equations at a time"),
     ("tensor-parallel", "engines.tensor.algorithms._WORTH_A_TURN", mib, "`ring` if each rank owns {} of the sum"),
     ("tensor-parallel", "tuning.measurements._REACH", lambda x: {4: "four"}[2**x], "up to about {} times as large"),
-    ("command-line", "verification._LINES", str, "with NaN or infinities, up to {} of each"),
+    ("command-line", "matrix.verification._LINES", str, "with NaN or infinities, up to {} of each"),
     ("command-line", "cli.matmul._MOST_REPEATS", str, "fit into a second, at most {}"),
     ("products-with-more", "epilogue._MASK_LD", str, "mask are multiples of {} bits"),
     ("products-with-more", "epilogue._GELU_LD", str, "gelu's argument multiples of {} elements"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pblasmp import timing
+from pblasmp.tuning import timing
 
 LATER = 0.5  # seconds
 

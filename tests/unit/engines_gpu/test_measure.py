@@ -9,10 +9,9 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp import timing
-from pblasmp.costs import speeds
 from pblasmp.costs.machines import machine_from
 from pblasmp.layout.factor_problem import FactorProblem
+from pblasmp.tuning import speeds, timing
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 

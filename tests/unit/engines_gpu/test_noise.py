@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pblasmp.noise import trials, wrong_runs
+from pblasmp.cli.noise import trials, wrong_runs
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import context
 

@@ -11,16 +11,16 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import verification
-from .dtypes import scalar
-from .errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
-from .layout.factor_problem import ASSUMED
-from .layout.grid import one_of
-from .linalg.eigen import condition_of
-from .matrix.distributed import DistributedMatrix
+from ..dtypes import scalar
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
+from ..layout.factor_problem import ASSUMED
+from ..layout.grid import one_of
+from ..matrix import verification
+from ..matrix.distributed import DistributedMatrix
+from ..matrix.verification import Verification
+from ..runtime.reading import check_operands, context_of, refuse
+from .eigen import condition_of
 from .residuals import Claim, matrices_of
-from .runtime.reading import check_operands, context_of, refuse
-from .verification import Verification
 
 Array = NDArray[Any]
 Matrix = DistributedMatrix
@@ -69,8 +69,8 @@ def verify(*args: Any, **how: Any) -> Verification:
         *args: B, C or None, and D of the product; the matrices that the function was given, with the values of then,
             or its pair of factors and what belongs to them.
         found: what the function has returned.
-        **how: the function's other arguments; of a product those of :func:`pblasmp.verification.verify`: alpha, beta,
-            op_a, op_b, epilogue, scales, scheme, exact.
+        **how: the function's other arguments; of a product those of :func:`pblasmp.matrix.verification.verify`: alpha,
+            beta, op_a, op_b, epilogue, scales, scheme, exact.
 
     Raises:
         LayoutError: sizes or types do not fit together.

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .blas.level3 import geadd, symm, syrk, trmm, trsm
-from .dtypes import as_dtype, is_float8
-from .epilogue import Scales
-from .errors import LibraryNotFoundError, StatusError, UnsupportedError
-from .layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
-from .linalg import cholesky, eigh, lstsq, solve, svd
-from .matrix.products import matmul
-from .planning import algorithms, plan
-from .tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
+from ..blas.level3 import geadd, symm, syrk, trmm, trsm
+from ..dtypes import as_dtype, is_float8
+from ..epilogue import Scales
+from ..errors import LibraryNotFoundError, StatusError, UnsupportedError
+from ..layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
+from ..linalg import cholesky, eigh, lstsq, solve, svd
+from ..matrix.products import matmul
+from ..planning import algorithms, plan
+from ..tensor_parallel import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .context import Context
+    from ..context import Context
 
 Array = Any
 

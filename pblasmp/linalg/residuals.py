@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import element_type
-from .engines.local.extremes import largest, scale_by_power
-from .layout import Trapezoid
-from .layout.factor_problem import ASSUMED
-from .matrix.distributed import DistributedMatrix
-from .runtime.runtime import Runtime
-from .verification import Verification, apply
+from ..dtypes import element_type
+from ..engines.local.extremes import largest, scale_by_power
+from ..layout import Trapezoid
+from ..layout.factor_problem import ASSUMED
+from ..matrix.distributed import DistributedMatrix
+from ..matrix.verification import Verification, apply
+from ..runtime.runtime import Runtime
 
 Array = NDArray[Any]
 Matrix = DistributedMatrix

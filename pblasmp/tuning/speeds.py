@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from ..comm import Communicator
+from ..costs.machines import machine_from
+from ..costs.predict import FACTORED, kind_of, predict
 from ..dtypes import as_dtype
 from ..engines.arrays import set_diagonal
 from ..engines.composite import ExchangeMove
 from ..engines.protocol import Engine
 from ..engines.request import AnyProblem, Operands
 from ..layout import Grid, MatrixDescriptor
-from ..timing import in_a_row, repeated, samples
-from .machines import machine_from
-from .predict import FACTORED, kind_of, predict
+from .timing import in_a_row, repeated, samples
 
 ROUNDS = 5  # the speed of a machine changes within seconds: rounds lie apart
 QUEUED = 8  # runs

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .comm import Communicator
-from .engines.protocol import Engine
+from ..comm import Communicator
+from ..engines.protocol import Engine
 
 _MOST = 200  # runs in a sample
 _FIRST = 2  # runs of a plan before those that only repeat

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import accumulation_dtype, double_dtype, element_type, scalar
-from .engines.local.extremes import largest, scale_by_power
-from .engines.local.finish import activate
-from .epilogue import Epilogue, Scales, along
-from .errors import ArgumentTypeError, UnsupportedError, short_repr
-from .layout import MatmulProblem, MatrixDescriptor
-from .matrix.distributed import DistributedMatrix
-from .matrix.products import check, check_extras
-from .runtime.interop import as_local
-from .runtime.matrix_calls import check_c
-from .runtime.reading import check_operands, context_of
-from .runtime.runtime import Runtime
+from ..dtypes import accumulation_dtype, double_dtype, element_type, scalar
+from ..engines.local.extremes import largest, scale_by_power
+from ..engines.local.finish import activate
+from ..epilogue import Epilogue, Scales, along
+from ..errors import ArgumentTypeError, UnsupportedError, short_repr
+from ..layout import MatmulProblem, MatrixDescriptor
+from ..runtime.interop import as_local
+from ..runtime.matrix_calls import check_c
+from ..runtime.reading import check_operands, context_of
+from ..runtime.runtime import Runtime
+from .distributed import DistributedMatrix
+from .products import check, check_extras
 
 if TYPE_CHECKING:
-    from .layout.schemes import Op, Scheme
+    from ..layout.schemes import Op, Scheme
 
 _VECTORS = 8
 _LINES = 32  # rows, and as many columns, with NaN or infinities that are recomputed
