@@ -74,6 +74,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    """A new directory, as a text: so it travels to the ranks."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def tuning_file(tmp_path: Path) -> str:
+    """Where there is no file of measured times, as a text."""
+    return str(tmp_path / "tuning.json")
+
+
 @pytest.fixture(scope="session")
 def preload_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the library for ScaLAPACK programs is compiled, once for all processes of the tests."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -22,6 +24,7 @@ __all__ = [
     "ROOT",
     "RanksFailedError",
     "launcher_on",
+    "on_ranks",
     "run_mpi",
     "run_on_one_node",
     "run_torch",
@@ -86,6 +89,39 @@ def run_on_one_node(function: Any, nranks: int, **how: Any) -> list[Any]:
         if len(set(MPI.COMM_WORLD.allgather(gethostname()))) > 1:
             pytest.skip("for ranks of one node")
     return run_mpi(function, nranks, on_nodes="", **how)
+
+
+def on_ranks(
+    *sizes: int, runner: Callable[..., Any] = run_mpi, **how: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a function on ranks a test, once for each of some numbers of ranks: ``@on_ranks(1, *only_long(2), 4)``.
+
+    Its first argument is the communicator. The others are parameters or fixtures, of values that JSON can hold, such as
+    ``directory``; what has a default, or is given here, is none.
+
+    Args:
+        sizes: numbers of ranks.
+        runner: one of the functions above.
+        how: other arguments of the runner, or of the function.
+    """
+
+    def test_of(function: Callable[..., Any]) -> Callable[..., None]:
+        def test(nranks: int, **given: Any) -> None:
+            __tracebackhide__ = True
+            runner(function, nranks, **how, **given)
+
+        _, *others = inspect.signature(function).parameters.values()
+        names = ["nranks", *(x.name for x in others if x.default is x.empty and x.name not in how)]
+        test.__signature__ = inspect.Signature(
+            [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in names]
+        )  # type: ignore[attr-defined]
+        for name in ("__module__", "__name__", "__doc__"):
+            setattr(test, name, getattr(function, name))
+        function.__qualname__ += ".on_rank"  # there the ranks find it
+        test.on_rank = test.place_as = function  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("nranks", sizes)(test)
+
+    return test_of
 
 
 starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")

@@ -19,7 +19,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import _core, pblas
 from tests.helpers.cases import agreed_error, first, misplaced, refuses, scattered
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
@@ -362,7 +362,8 @@ def bad_operands_beside_other_contexts(comm):
     yield from a_matrix_of_another_context(comm)
 
 
-def ahead_in_another_context(comm):
+@on_ranks(3)
+def test_ranks_that_are_ahead_in_another_context(comm):
     """A rank without a matrix raises its error where others make this call, not where others are ahead of it."""
     outer, alone = pb.Context(comm, engine="host"), comm.Split(comm.rank)
     part = comm.Split(comm.rank < 2)
@@ -576,7 +577,8 @@ def other_calls(comm, directory):
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
-def interrupted(comm):
+@on_ranks(3, *only_long(6))
+def test_exceptions_of_some_ranks(comm):
     """An exception that only some ranks see inside the block reaches the others in their next call."""
     for who, name in itertools.product(
         ({0}, {comm.size - 1}, set(range(1, comm.size))), ("matmul", "scatter")
@@ -605,7 +607,8 @@ def interrupted(comm):
         yield f"{name}, raised on {ranks}", wrong
 
 
-def interrupted_while_it_checks(comm):
+@on_ranks(3)
+def test_interrupts_before_the_ranks_agree(comm):
     """An interrupt before the ranks agree, in a user's function or an argument's text, is told to those that wait."""
 
     def stop(*_):
@@ -686,10 +689,6 @@ def test_bad_operand_beside_other_contexts(nranks):
     _run(bad_operands_beside_other_contexts, nranks)
 
 
-def test_ranks_that_are_ahead_in_another_context():
-    run_mpi(ahead_in_another_context, 3)
-
-
 @pytest.mark.parametrize("nranks", [2, *only_long(4)])
 def test_other_arguments_on_one_rank(nranks, tmp_path):
     _run(other_arguments, nranks, directory=str(tmp_path))
@@ -698,15 +697,6 @@ def test_other_arguments_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [*only_long(2), 4])
 def test_another_call_on_one_rank(nranks, tmp_path):
     _run(other_calls, nranks, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [3, *only_long(6)])
-def test_exceptions_of_some_ranks(nranks):
-    run_mpi(interrupted, nranks)
-
-
-def test_interrupts_before_the_ranks_agree():
-    run_mpi(interrupted_while_it_checks, 3)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")

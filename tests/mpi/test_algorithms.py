@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, refuses, scattered, unlike
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
@@ -81,7 +81,8 @@ def local(result):
     return np.array(getattr(result, "local", result))
 
 
-def every_plan(comm):
+@on_ranks(1, 3)
+def test_every_function_is_planned(comm):
     """Every function is planned, also by its name; what ``plan`` and ``tune`` refuse."""
     rng = np.random.default_rng(71)
     with pb.Context(comm, engine="host") as ctx:
@@ -129,7 +130,8 @@ def every_plan(comm):
         refuses(ctx, pb.ArgumentError, words, pb.algorithms, problem, *[ctx] * (ctx.rank < last))
 
 
-def by_name(comm):
+@on_ranks(1, 4, runner=run_on_one_node)
+def test_algorithms_by_name(comm):
     """``algo=`` of every entry point takes every name, computes the same, and is what the report says."""
     rng = np.random.default_rng(72)
     with pb.Context(comm, engine="host") as ctx:
@@ -162,7 +164,8 @@ def by_name(comm):
                 yield f"{name} by rank", refused
 
 
-def refusals(comm):
+@on_ranks(1, 3, runner=run_on_one_node)
+def test_refusals(comm):
     """Why an algorithm cannot be taken, in one text on every rank."""
     rng = np.random.default_rng(73)
     with pb.Context(comm, engine="host") as ctx:
@@ -241,7 +244,8 @@ def said_alike(found, reported):
     return alike and list(found) == list(reported) and not any(verdict.taken for verdict in unasked)
 
 
-def told(comm):
+@on_ranks(1, 4)
+def test_algorithms_are_told_as_plans_report_them(comm):
     """``pb.algorithms`` says what plans report."""
     rng = np.random.default_rng(75)
     with pb.Context(comm, engine="host") as ctx:
@@ -301,10 +305,11 @@ def told(comm):
             yield "problems by rank", refused
 
 
-def to_be_measured(comm, file):
+@on_ranks(2)
+def test_what_measure_would_take(comm, tuning_file):
     """With "measure" the verdicts are those of "auto", and say whether algorithms are yet to be timed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", file)
+        patch.setenv("PBLASMP_TUNING", tuning_file)
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.full((12, 12), 2.0, block=3)
             for measured in (False, True):
@@ -319,11 +324,8 @@ def to_be_measured(comm, file):
                         assert verdict == auto[name]
 
 
-def test_what_measure_would_take(tmp_path):
-    run_mpi(to_be_measured, 2, file=str(tmp_path / "tuning.json"))
-
-
-def nothing_is_held(comm):
+@on_ranks(1, 2)
+def test_plain_calls_hold_nothing(comm):
     """After a plain call the library refers to no array of the user's."""
     rng = np.random.default_rng(77)
     with pb.Context(comm, engine="host") as ctx:
@@ -353,7 +355,8 @@ def counted(ctx, function, *args, **how):
     return function(*args, **how), inside.votes(ctx) - votes, inside.plans_made(ctx) - plans
 
 
-def repeated(comm):
+@on_ranks(1, 2, *only_long(4))
+def test_repeated_calls(comm):
     """A call that all ranks make for the third time takes one vote and no new plan; one rank may need no vote."""
     rng = np.random.default_rng(79)
     with pb.Context(comm, engine="host") as ctx:
@@ -395,7 +398,8 @@ class Changing:
         return complex(self.value)
 
 
-def repeated_by_some(comm):
+@on_ranks(1, 2, *only_long(4))
+def test_calls_that_some_ranks_repeat(comm):
     """Where one rank's call is another, all are read; no more than the last calls are remembered."""
     with pb.Context(comm, engine="host") as ctx:
         last = comm.rank == comm.size - 1
@@ -438,42 +442,8 @@ def repeated_by_some(comm):
             yield f"a plan that holds memory, {i}", None if made == 1 else f"{made} new plans"
 
 
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_repeated_calls(nranks):
-    run_mpi(repeated, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_calls_that_some_ranks_repeat(nranks):
-    run_mpi(repeated_by_some, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_every_function_is_planned(nranks):
-    run_mpi(every_plan, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_algorithms_by_name(nranks):
-    run_on_one_node(by_name, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_refusals(nranks):
-    run_on_one_node(refusals, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_algorithms_are_told_as_plans_report_them(nranks):
-    run_mpi(told, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_plain_calls_hold_nothing(nranks):
-    run_mpi(nothing_is_held, nranks)
-
-
-def logs(comm):
+@on_ranks(1, 2, launch=True)
+def test_the_log_tells_what_was_chosen(comm):
     """PBLASMP_LOG=info tells the algorithm, debug why no other one was taken and what memory grew."""
     import io
     import logging
@@ -490,8 +460,3 @@ def logs(comm):
     for words in ("engine host on", "NN product of 6 x 6 x 6", ": algorithm gathered", "algorithm panels: "):
         yield words, None if words in text else text
     yield "memory", None if comm.size == 1 or "grown to" in text else text
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_the_log_tells_what_was_chosen(nranks):
-    run_mpi(logs, nranks, launch=True)

@@ -26,7 +26,7 @@ from tests.helpers.cases import (
     refuses,
     scattered,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn
 
 Factor = IntEnum("Factor", {"THREE": 3})  # a number whose type is not Python's own
@@ -39,7 +39,8 @@ def nonzero(values):
     return np.where(values == 0, np.ones_like(values), values)
 
 
-def memory(comm):
+@on_ranks(1, 4)
+def test_memory_of_results(comm):
     """Where results are, and whose memory they have; their values are compared in test_like_numpy.py."""
     rng = np.random.default_rng(31)
     with pb.Context(comm, engine="host") as ctx:
@@ -65,7 +66,8 @@ def memory(comm):
             assert misplaced(a, expected) is None
 
 
-def scalars(comm):
+@on_ranks(1, 3)
+def test_scalars(comm):
     rng = np.random.default_rng(32)
     values = (
         2,
@@ -97,7 +99,8 @@ def scalars(comm):
                     yield f"{s!r} {symbol} {dtype}", misplaced(function(s, a), right)
 
 
-def powers_and_long_integers(comm):
+@on_ranks(1, 3)
+def test_powers_and_long_integers(comm):
     """Powers of matrices by matrices, of numbers by matrices, and integers for which NumPy has no type."""
     rng = np.random.default_rng(33)
     with pb.Context(comm, engine="host") as ctx, np.errstate(all="ignore"):
@@ -118,7 +121,8 @@ def powers_and_long_integers(comm):
             yield f"10**20 in {dtype}", misplaced(scattered(ctx, d, x) * 10**20, x * np.array(1e20, x.dtype))
 
 
-def types(comm):
+@on_ranks(1, 3)
+def test_types(comm):
     rng = np.random.default_rng(35)
     with pb.Context(comm, engine="host") as ctx:
         for of in ALL_TYPES:
@@ -172,7 +176,8 @@ def vectors(ctx, a):
     yield "vectors are refused, and nothing is written", misplaced(a, np.zeros((6, 8)))
 
 
-def errors(comm):
+@on_ranks(1, 4)
+def test_errors(comm):
     last = comm.size - 1
     d = pb.MatrixDescriptor((6, 8), (2, 2), pb.Grid.squarest(comm.size))
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
@@ -253,7 +258,8 @@ def errors(comm):
         yield "a warning that is an error on one rank", wrong
 
 
-def no_array(comm):
+@on_ranks(1, 4)
+def test_no_array(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((6, 8), block=2)
         refuses(ctx, TypeError, ["gather()"], np.asarray, a)
@@ -291,20 +297,3 @@ def test_np_save_leaves_no_file(tmp_path):
             np.savez(tmp_path / "x.npz", x=ctx.zeros((2, 2)))
     assert [x.name for x in tmp_path.iterdir() if x.stat().st_size] == []
     assert not (tmp_path / "x.npy").exists()
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_memory_of_results(nranks):
-    run_mpi(memory, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-@pytest.mark.parametrize("cases", [scalars, powers_and_long_integers, types])
-def test_every_type(cases, nranks):
-    run_mpi(cases, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize("cases", [errors, no_array])
-def test_what_is_refused(cases, nranks):
-    run_mpi(cases, nranks)

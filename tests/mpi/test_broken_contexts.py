@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp import _core
 from tests.helpers import inside
 from tests.helpers.cases import misplaced
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 _REFUSES = ctypes.CFUNCTYPE(ctypes.c_int)
 MANY = 6  # contexts: notes that the ranks send each other when one breaks may be late
@@ -31,7 +31,8 @@ def break_(ctx, a):
     ctx.close()
 
 
-def broken(comm):
+@on_ranks(2, runner=run_on_one_node)
+def test_communicators_of_broken_contexts(comm):
     values = np.arange(36.0).reshape(6, 6)
     first = message = None
     for count in range(MANY):
@@ -55,11 +56,9 @@ def broken(comm):
     del message
 
 
-def test_communicators_of_broken_contexts():
-    run_on_one_node(broken, 2)
-
-
-def broken_between_nodes(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks(2, on_nodes="blocks:2")
+def test_messages_of_the_core_between_nodes(comm):
     """What the core has sent, and nobody will receive, keeps a communicator; what has arrived does not."""
     values, kept = np.arange(36.0).reshape(6, 6), []
     for count in range(MANY):
@@ -89,8 +88,3 @@ def broken_between_nodes(comm):
         expected = MPI.Exception if comm.rank == 0 else pb.ClosedError
         yield "MPI refuses to send", None if found is expected else f"{found}"
     yield "freed", None if freed[:3] == [False, False, True] else f"{freed}"
-
-
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-def test_messages_of_the_core_between_nodes():
-    run_mpi(broken_between_nodes, 2, on_nodes="blocks:2")

@@ -29,7 +29,7 @@ from tests.helpers.calls import (
     ways_of,
 )
 from tests.helpers.cases import extents, pick, short_messages
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, is_long, only_long
 from tests.helpers.spectral_cases import TABLE
 from tests.helpers.tape import Tape, tapes
@@ -96,7 +96,9 @@ def test_every_call_on_several_nodes(nranks, per_node, monkeypatch):
     run_mpi(table, nranks, routines=routines, seed=52)
 
 
-def counted(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks(2, runner=run_on_one_node)
+def test_small_calls_need_no_plan(comm):
     """Small calls in any layout take one vote, no plan and no closer look, but where matrices overlap and the like."""
     rng, looked, run, closer = np.random.default_rng(53), [], matrix_calls.run, PblasRoutine.run
     planned = "herkx", "syrkx", "tradd"  # always
@@ -118,11 +120,6 @@ def counted(comm):
                 check(f"{routine} {options} {dtype} {way}", wrong)
                 direct += not looked and inside.votes(ctx) == before + 1
             assert direct >= 3 or routine in planned, f"{routine} {way}: {direct} of 8 are direct"
-
-
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-def test_small_calls_need_no_plan():
-    run_on_one_node(counted, 2)
 
 
 # -- at random

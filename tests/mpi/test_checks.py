@@ -15,13 +15,14 @@ from tests.helpers import inside
 from tests.helpers import verify_cases as cases
 from tests.helpers.cases import agreed_error, refuses
 from tests.helpers.factor_cases import placed, positive
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import only_long
 
 TYPES = ("float32", "complex128")
 
 
-def right_and_wrong(comm):
+@on_ranks(2, *only_long(1, 3, 4, 5, 6))
+def test_verify(comm):
     rng = np.random.default_rng(57)
     with pb.Context(comm, engine="host") as ctx:
         for dtype in TYPES:
@@ -128,8 +129,3 @@ def checked(ctx, rng):
                 for found in (pb.linalg.eigh(a, check=True), plan()):
                     right = np.allclose(found[0], w) and pb.verify(pb.linalg.eigh, a, found=found)
                     yield f"another algorithm, {what}", None if right else f"{found[0]}"
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(1, 3, 4, 5, 6)])
-def test_verify(nranks):
-    run_mpi(right_and_wrong, nranks)

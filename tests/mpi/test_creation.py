@@ -7,7 +7,6 @@ import hashlib
 import math
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
@@ -23,13 +22,14 @@ from tests.helpers.cases import (
     refuses,
     unlike,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import in_turn
 
 ALL_TYPES = (*TYPES, *FLOAT8)
 
 
-def values(comm):
+@on_ranks(1, 4)
+def test_values(comm):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
         for dtype in ALL_TYPES:
@@ -63,7 +63,8 @@ def random_digests(comm, seed):
     return found
 
 
-def random_errors(comm):
+@on_ranks(1, 4)
+def test_random_errors(comm):
     with pb.Context(comm, engine="host") as ctx:
         for seed in (-1, 1 << 64, 1.5, "1"):
             refuses(ctx, pb.ArgumentError, ["seed"], ctx.random, (2, 2), seed=seed)
@@ -74,7 +75,8 @@ def random_errors(comm):
             refuses(ctx, pb.RankMismatchError, words, ctx.random, (2, 2), seed=comm.rank)
 
 
-def ways_to_say_it(comm):
+@on_ranks(1, 4)
+def test_ways_to_say_it(comm):
     with pb.Context(comm, engine="host") as ctx:
         n = comm.size
         expected = pb.MatrixDescriptor((20, 30), (4, 4), pb.Grid(1, n), (0, n - 1), "float32", "F")
@@ -150,7 +152,8 @@ def ways_to_say_it(comm):
         refuses(ctx, pb.ArgumentError, ["block="], a.redistribute)
 
 
-def arrays_that_say_it(comm):
+@on_ranks(1, 4)
+def test_arrays_that_say_it(comm):
     """scatter takes what is not said from the array."""
     rng = np.random.default_rng(62)
     root = comm.size - 1
@@ -175,7 +178,8 @@ def arrays_that_say_it(comm):
         refuses(ctx, pb.ArgumentError, ["masked"], ctx.from_local, local, d)
 
 
-def functions_of_numbers(comm):
+@on_ranks(1, 4)
+def test_functions_of_numbers(comm):
     """Functions that take two numbers, and no arrays: the error says what to do, and that works."""
     with pb.Context(comm, engine="host") as ctx:
         d = pb.MatrixDescriptor((9, 7), (2, 2), pb.Grid.squarest(comm.size))
@@ -219,14 +223,6 @@ def functions_of_numbers(comm):
         refuses(ctx, ValueError, words, ctx.from_function, wrong_for_numbers_too, d)
         empty = pb.MatrixDescriptor((0, 7), (2, 2), d.grid)
         refuses(ctx, ValueError, words, ctx.from_function, wrong_for_numbers_too, empty)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize(
-    "cases", [values, random_errors, ways_to_say_it, arrays_that_say_it, functions_of_numbers]
-)
-def test_creation(cases, nranks):
-    run_mpi(cases, nranks)
 
 
 def test_random_numbers_depend_on_the_seed_alone():

@@ -18,7 +18,7 @@ from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, layout, misplaced_view, part, refuses, scattered, unlike
-from tests.helpers.mpi import run_on_one_node as run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import only_long
 
 N, NB = 40, 6
@@ -32,7 +32,8 @@ def _far(found, expected):
     return None if error < 1e-12 else f"error {error}"
 
 
-def mixed(comm):
+@on_ranks(2, 4)
+def test_ranks_that_look_closer_and_ranks_that_do_not(comm):
     """Ranks that need a closer look at their arguments, and ranks that do not, make the same calls."""
     last = comm.rank == comm.size - 1
     rng = np.random.default_rng(6)
@@ -103,12 +104,8 @@ def mixed(comm):
         yield "descriptor as a list", misplaced_view(g[:10, :], x[:10] @ x.T)
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_ranks_that_look_closer_and_ranks_that_do_not(nranks):
-    run_mpi(mixed, nranks)
-
-
-def again(comm):
+@on_ranks(1, 4)
+def test_the_same_call_again(comm):
     """Programs that are kept know what changes between equal calls: values, alpha, memory, and what may be written."""
     rng = np.random.default_rng(9)
     with pb.Context(comm, engine="host") as ctx:
@@ -246,10 +243,11 @@ def small_calls(ctx):
     }  # fmt: skip
 
 
-def after_measurements(comm, file):
+@on_ranks(2)
+def test_small_calls_stay_direct_after_measurements(comm, tuning_file):
     """What is measured decides between plans: a call that needs none stays direct, in later contexts as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", file)
+        patch.setenv("PBLASMP_TUNING", tuning_file)
         for tuned in (True, False):
             with pb.Context(comm, engine="host") as ctx:
                 if tuned:
@@ -258,7 +256,10 @@ def after_measurements(comm, file):
                     pb.tune(pb.matmul, a, a)
                     pb.tune(pb.blas.trsm, a, a)
                 else:
-                    yield "the file is read", len(ctx.engine.measured.entries) != 3 and "not all was kept"
+                    yield (
+                        "the tuning_file is read",
+                        len(ctx.engine.measured.entries) != 3 and "not all was kept",
+                    )
                 for name, call in small_calls(ctx).items():
                     direct = ctx.engine.direct
                     ctx.engine.direct = counted = Counted(direct)
@@ -270,7 +271,8 @@ def after_measurements(comm, file):
                     )
 
 
-def too_large(comm):
+@on_ranks(1, 4)
+def test_scalars_beyond_single_precision(comm):
     """Scalars beyond single precision count as infinite."""
     with pb.Context(comm, engine="host") as ctx:
         for dtype in ("float32", "complex64"):
@@ -286,7 +288,8 @@ def too_large(comm):
                 yield f"{name} {dtype}", str(found) if np.isfinite(found) else None
 
 
-def moved_alone(comm):
+@on_ranks(1)
+def test_moved_alone(comm):
     """p?gemr2d between grids of one process: what is illegal is found as ever."""
     with pb.Context(comm, engine="host") as ctx:
         first_grid, other = (pblas.gridinit(ctx, "Row", 1, 1) for _ in range(2))
@@ -319,7 +322,8 @@ def moved_alone(comm):
     yield "closed", None
 
 
-def moved_together(comm):
+@on_ranks(4)
+def test_moved_together(comm):
     """p?gemr2d and p?trmr2d between grids take one vote; what the processes do not say alike is found as ever."""
     with pb.Context(comm, engine="host") as ctx:
         everybody = pblas.gridinit(ctx, "Row", 1, comm.size)
@@ -379,7 +383,8 @@ def moved_together(comm):
             pblas.gridexit(ictxt)
 
 
-def small(comm):
+@on_ranks(1, *only_long(2), 4, *only_long(6))
+def test_small(comm):
     """Small factorizations, solves and inverses: what they write, and what they leave as it was."""
     rng = np.random.default_rng(15)
     n, grid = 30, pb.Grid.squarest(comm.size)
@@ -406,7 +411,8 @@ def small(comm):
             yield f"a large one {order}", None if inside.plans_kept(ctx) > planned else "it needed no plan"
 
 
-def pivots(comm):
+@on_ranks(1, *only_long(2), 4, *only_long(6))
+def test_pivots(comm):
     """IPIV in 64 bits, as in 32; one that is illegal, on one rank or on all; one that is too short."""
     n, at, grid = 24, 4, pb.Grid.squarest(comm.size)
     rng = np.random.default_rng(17)
@@ -457,13 +463,8 @@ def pivots(comm):
         pblas.gridexit(ictxt)
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_small_factorizations(nranks):
-    run_mpi(small, nranks)
-    run_mpi(pivots, nranks)
-
-
-def crowded(comm):
+@on_ranks(4)
+def test_without_more_shared_memory_calls_that_fit_stay_direct(comm):
     """A node that has no more shared memory: calls that need more are planned, those that fit go on as before."""
     rng = np.random.default_rng(77)
     with pb.Context(comm, engine="host") as ctx:
@@ -493,30 +494,8 @@ def crowded(comm):
         yield "large again", unlike(pb.matmul(a, a.T).allgather(), x @ x.T)
 
 
-def test_without_more_shared_memory_calls_that_fit_stay_direct():
-    run_mpi(crowded, 4)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_the_same_call_again(nranks):
-    run_mpi(again, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_scalars_beyond_single_precision(nranks):
-    run_mpi(too_large, nranks)
-
-
-def test_small_calls_stay_direct_after_measurements(tmp_path):
-    run_mpi(after_measurements, 2, file=str(tmp_path / "tuning.json"))
-
-
-def test_moves_between_grids():
-    run_mpi(moved_alone, 1)
-    run_mpi(moved_together, 4)
-
-
-def failures_before_anything_has_happened(comm):
+@on_ranks(2)
+def test_failures_before_anything_has_happened(comm):
     """Where one rank cannot begin a call, all take the ordinary way, and the context goes on."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, N, N))
@@ -558,7 +537,3 @@ def failures_before_anything_has_happened(comm):
                 yield f"{name}, {error}", _far(found, expected)
         pblas.gridexit(wide)
         pblas.gridexit(tall)
-
-
-def test_failures_before_anything_has_happened():
-    run_mpi(failures_before_anything_has_happened, 2)

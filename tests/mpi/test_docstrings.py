@@ -12,7 +12,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
-from tests.helpers.mpi import run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 
 def functions():
@@ -23,7 +23,8 @@ def functions():
                 yield f"{module.__name__}.{name}", function
 
 
-def run_examples(comm):
+@on_ranks(2, runner=run_on_one_node)
+def test_examples(comm):
     runner, told = doctest.DocTestRunner(verbose=False), []
     with pb.Context(comm, engine="host") as ctx:
         for name, function in functions():
@@ -35,10 +36,6 @@ def run_examples(comm):
                 runner.run(found, out=told.append)
             yield name, "".join(told) or (None if found.examples else "none")
             told.clear()
-
-
-def test_examples():
-    run_on_one_node(run_examples, 2)
 
 
 def test_related_functions():

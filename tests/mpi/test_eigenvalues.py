@@ -16,7 +16,7 @@ from pblasmp.engines.host.mpi_libraries import SCALAPACK, Scalapack
 from tests.helpers import spectral_cases as cases
 from tests.helpers.cases import agreed_error, first, refuses
 from tests.helpers.factor_cases import TYPES, only, placed, positive
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, only_long
 from tests.helpers.spectral_cases import KINDS, eigh_at_the_ends
 
@@ -31,11 +31,15 @@ def library(monkeypatch):
     return found
 
 
-def by_scalapack(comm, count):
+@pytest.mark.usefixtures("library")
+@on_ranks(
+    1, 2, 4, *only_long(3, 5, 6), runner=run_on_one_node
+)  # between nodes some calls of Debian's wait for ever
+def test_scalapack(comm):
     """Cases at random in unlike layouts; then "auto" at the ends of the types' ranges."""
     rng = np.random.default_rng(91 + comm.size)
     with pb.Context(comm, engine="host") as ctx, pytest.MonkeyPatch.context() as patch:
-        for i in range(count):
+        for i in range(draws({1: 5, 2: 11}.get(comm.size, 3), long=60)):
             dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
             place = cases.good if rng.integers(2) else placed
             n = int(rng.integers(1, 70))
@@ -95,12 +99,6 @@ def too_small(ctx):
             continue
         u, s, vh = la.svd(a, algo="scalapack")
         yield f"svd {shape}", None if np.allclose(u.allgather() * s @ vh.allgather(), whole) else f"{s}"
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 5, 6)])
-def test_scalapack(nranks, library, monkeypatch):
-    # Debian's library waits for ever in some calls between nodes.
-    run_on_one_node(by_scalapack, nranks, count=draws({1: 5, 2: 11}.get(nranks, 3), long=60))
 
 
 def by_lapack(comm):

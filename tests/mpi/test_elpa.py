@@ -18,19 +18,20 @@ from tests.helpers import elpa_cases as cases
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, refuses
 from tests.helpers.fake_elpa import opened
-from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.mpi import ROOT, on_ranks, run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
 la = pb.linalg
 
 
-def by_a_stand_in(comm, count):
+@on_ranks(1, 2, 3, *only_long(4, 5, 6))
+def test_elpa(comm):
     rng = np.random.default_rng(101 + comm.size)
     with pytest.MonkeyPatch.context() as patch:
         for how in ({}, {"single": False}, {"old": True}):
             patch.setattr(MpiLibrary, "opened", opened(**how))
             with pb.Context(comm, engine="host") as ctx:
-                yield from cases.cases(ctx, rng, count)
+                yield from cases.cases(ctx, rng, draws({2: 5}.get(comm.size, 3), long=40))
         for fault in faults if comm.size > 1 else (lean,):
             yield from fault(comm, patch) or ()
 
@@ -119,11 +120,6 @@ def kept(comm, patch):
 
 
 faults = (taken, refused, failing, spoiled, lean, kept)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3, *only_long(4, 5, 6)])
-def test_elpa(nranks):
-    run_mpi(by_a_stand_in, nranks, count=draws({2: 5}.get(nranks, 3), long=40))
 
 
 def absent(comm, wrong):

@@ -22,7 +22,7 @@ from pblasmp.comm import wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from pblasmp.runtime import runtime
 from tests.helpers.cases import refuses
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
 
 HUGE = np.array([[1e300, -1e300, np.nan, 1e-300], [np.inf, 0.0, 1e200, -np.inf]])
@@ -75,15 +75,16 @@ ELEMENTWISE = (  # computed or converted while the ranks agree
 )  # fmt: skip
 
 
-def numpy_states(comm, folder):
+@on_ranks(4)
+def test_floating_point_errors_are_raised_by_all_ranks_or_by_none(comm, directory):
     """The last rank raises floating-point errors: all ranks raise NumPy's error of an elementwise call, or none."""
     with pb.Context(comm, engine="host") as ctx:
-        names = list(calls(ctx, Path(folder)))
+        names = list(calls(ctx, Path(directory)))
         for name in names:
             with np.errstate(all="raise" if comm.rank == comm.size - 1 else "ignore"):
                 before, raised = np.geterr(), ""
                 try:
-                    calls(ctx, Path(folder))[name]()
+                    calls(ctx, Path(directory))[name]()
                 except FloatingPointError as error:
                     raised = str(error)
                 everyone = set(comm.allgather(raised))
@@ -103,16 +104,13 @@ def numpy_states(comm, folder):
             refuses(ctx, FloatingPointError, words, make, divided, (8, 8), block=2)
 
 
-def test_floating_point_errors_are_raised_by_all_ranks_or_by_none(tmp_path):
-    run_mpi(numpy_states, 4, folder=str(tmp_path))
-
-
-def homeless(comm, folder):
+@on_ranks(2)
+def test_a_user_without_a_home(comm, directory):
     """One rank's user has no home directory: no file of measurements, and no error."""
     variables = {"XDG_CACHE_HOME": "", "PBLASMP_TUNING": ""}
     for rank in range(comm.size):
         missing = RuntimeError("Could not determine home directory.")
-        home = {"side_effect": missing} if comm.rank == rank else {"return_value": Path(folder)}
+        home = {"side_effect": missing} if comm.rank == rank else {"return_value": Path(directory)}
         with (
             patch.dict("os.environ", variables),
             patch.object(Path, "home", **home),
@@ -129,13 +127,10 @@ def homeless(comm, folder):
                 refuses(ctx, UserWarning, words, pb.tune, pb.matmul, a, a)
 
 
-def test_a_user_without_a_home(tmp_path):
-    run_mpi(homeless, 2, folder=str(tmp_path))
-
-
-def unusable(comm, folder):
+@on_ranks(2)
+def test_a_warning_that_is_an_error_on_one_rank_is_one_on_all(comm, directory):
     """Rank 0 cannot use the file of measurements and takes warnings as errors: every rank raises that error."""
-    file = Path(folder) / "tuning.json"
+    file = Path(directory) / "tuning.json"
     if comm.rank == 0:
         file.write_text("{")
     comm.barrier()
@@ -149,11 +144,8 @@ def unusable(comm, folder):
                 yield "ignored", None if ctx.comm.allgather(1) == [1] * comm.size else "?"
 
 
-def test_a_warning_that_is_an_error_on_one_rank_is_one_on_all(tmp_path):
-    run_mpi(unusable, 2, folder=str(tmp_path))
-
-
-def many(comm):
+@on_ranks(2)
+def test_many_plans_with_warnings_as_errors(comm):
     """With as many plans as make a warning, which is an error here, every rank raises it and the context lives on."""
     with pb.Context(comm, engine="host") as ctx, patch.object(runtime, "MANY_PLANS", 3):
         a = ctx.zeros((8, 8), block=2)
@@ -162,11 +154,8 @@ def many(comm):
         yield "goes on", None if plans[0](a, a).norm() == 0 else "wrong"
 
 
-def test_many_plans_with_warnings_as_errors():
-    run_mpi(many, 2)
-
-
-def leaking(comm):
+@on_ranks(2)
+def test_an_engine_that_refuses_leaves_no_communicator(comm):
     """Each communicator that an engine makes is freed, also if the engine refuses."""
     made = []
 
@@ -199,11 +188,8 @@ def leaking(comm):
         yield "closed", None if not made else f"{len(made)} communicators are left"
 
 
-def test_an_engine_that_refuses_leaves_no_communicator():
-    run_mpi(leaking, 2)
-
-
-def values_of_any_size(comm):
+@on_ranks(2, *only_long(5))
+def test_values_of_any_size(comm):
     """What all ranks tell, and what one tells: small values travel with their sizes, others after them."""
     own = wrap(comm)
     sizes = [0, 1, *range(200, 260), 1000, 100_000]
@@ -217,11 +203,6 @@ def values_of_any_size(comm):
             heard = own.bcast(value, root)
             yield f"{size} from {root}", None if np.array_equal(heard, np.arange(size)) else "wrong value"
     own.free()
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(5)])
-def test_values_of_any_size(nranks):
-    run_mpi(values_of_any_size, nranks)
 
 
 def threads(comm):
@@ -285,7 +266,8 @@ def threads_of_several(comm):
     yield "while one is alone", None if inside == {ctx.engine.threads} else f"{inside}"
 
 
-def parts_of_a_job(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_parts_of_a_job(comm):
     """Contexts on two halves of the ranks share the cores, as one of all ranks does."""
     half = comm.Split(comm.rank % 2, comm.rank)
     found = []
@@ -300,10 +282,6 @@ def parts_of_a_job(comm):
     yield "share", None if [each[:3] for each in found] == expected else f"{found} on {cores} cores"
     workers = [max(1, min(1, cores / comm.size) * size // 1) for size in (comm.size, comm.size // 2)]
     yield "workers", None if [each[3] for each in found] == workers else f"{found} on {cores} cores"
-
-
-def test_parts_of_a_job():
-    run_on_one_node(parts_of_a_job, 4)
 
 
 def _threads():

@@ -32,7 +32,7 @@ from tests.helpers.epilogues import (
     part,
     part_of_d,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import draws, in_turn, only_long
 
@@ -69,7 +69,8 @@ def general(comm, part, parts):
             yield f"{kind}: {dtype} to {out}, {op_a}{op_b}, {orders}, {m}x{n}x{k} on {grid}", wrong
 
 
-def schemes(comm):
+@on_ranks(1, *only_long(2), 4)
+def test_every_epilogue_in_every_scheme(comm):
     rng = np.random.default_rng(72)
     ops = {
         AG: ("TN", "NN", "NT", "TT"),
@@ -86,7 +87,8 @@ def schemes(comm):
             yield f"{scheme}: {kind}, {dtype}, {order} order", followed(ctx, rng, p, kind)
 
 
-def extents(comm):
+@on_ranks(1, 3)
+def test_epilogues_of_empty_products(comm):
     """Nothing to multiply: the epilogue follows beta C, or zeros."""
     rng = np.random.default_rng(73)
     with pb.Context(comm, engine="host") as ctx:
@@ -100,7 +102,8 @@ def extents(comm):
         yield "alpha is 0", followed(ctx, rng, p, "gelu bias", alpha=0.0, beta=2.0)
 
 
-def complex_types(comm):
+@on_ranks(1, 4)
+def test_complex_types(comm):
     """What needs no activation follows complex products, too."""
     rng = np.random.default_rng(75)
     with pb.Context(comm, engine="host") as ctx:
@@ -126,7 +129,8 @@ def complex_types(comm):
                 yield f"{name} {dtype} {order} {op_a}{op_b}", unlike(vector, expected)
 
 
-def training(comm):
+@on_ranks(1, 4)
+def test_what_a_forward_product_writes_the_backward_one_reads(comm):
     """A mask and an argument that one product has written are what the next one reads; a plan sees new biases."""
     rng = np.random.default_rng(74)
     with pb.Context(comm, engine="host") as ctx:
@@ -156,7 +160,8 @@ def training(comm):
                     )
 
 
-def sums_of_moved_operands(comm):
+@on_ranks(1, 2)
+def test_sums_of_moved_operands(comm):
     """Operands that are not multiplied, for alpha is 0, are moved where they are summed."""
     with pb.Context(comm, engine="host") as ctx:
         p = pb.MatmulProblem.gemm(10, 12, 8, pb.Grid(1, ctx.size), 2)
@@ -172,7 +177,8 @@ def sums_of_moved_operands(comm):
                     yield f"{name} {value}", None if (sums == value * p.k).all() else f"{sums}"
 
 
-def refused(comm):
+@on_ranks(1, 2)
+def test_what_is_refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         p = pb.MatmulProblem.gemm(24, 40, 8, pb.Grid(1, ctx.size), 8, dtype="float32")
         a, b, out = ctx.zeros(p.a), ctx.zeros(p.b), ctx.empty(p.d)
@@ -231,33 +237,3 @@ def refused(comm):
 @pytest.mark.parametrize(("nranks", "parts"), [(1, 5), *only_long((2, 3)), (4, 11), *only_long((3, 7))])
 def test_every_epilogue_on_general_layouts(nranks, parts):
     run_mpi(general, nranks, part=nranks, parts=draws(parts, long=1))
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
-def test_every_epilogue_in_every_scheme(nranks):
-    run_mpi(schemes, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_complex_types(nranks):
-    run_mpi(complex_types, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_epilogues_of_empty_products(nranks):
-    run_mpi(extents, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_what_a_forward_product_writes_the_backward_one_reads(nranks):
-    run_mpi(training, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_sums_of_moved_operands(nranks):
-    run_mpi(sums_of_moved_operands, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_what_is_refused(nranks):
-    run_mpi(refused, nranks)

@@ -39,7 +39,7 @@ from tests.helpers.factor_cases import (
     too_large,
     without_full_rank,
 )
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.spectral_cases import TABLE
 
@@ -75,7 +75,8 @@ def test_several_nodes(nranks, per_node, monkeypatch):
     run_mpi(everything, nranks, count=draws(1, long=6), keep=4)
 
 
-def large(comm):
+@on_ranks(1, 4)
+def test_large(comm):
     """As users have it: panels, workers and strips of triangles of the engine's own choice."""
     rng = np.random.default_rng(62)
     with pb.Context(comm, engine="host") as ctx:
@@ -91,7 +92,9 @@ def large(comm):
             )
 
 
-def faults(comm, *, direct):
+@pytest.mark.parametrize("direct", [False, True])
+@on_ranks(1, 4)
+def test_faults(comm, *, direct):
     """What is not positive definite, singular or no number; in panels, or as small direct calls."""
     rng = np.random.default_rng(63)
     with (
@@ -116,7 +119,8 @@ def faults(comm, *, direct):
             yield f"B after a failed {assume}", first(wrong, unlike(b.allgather(), right))
 
 
-def names(comm):
+@on_ranks(1, 4)
+def test_names(comm):
     """Illegal arguments under ScaLAPACK's names, each with its number; sizes of workspaces; nothing to do."""
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
@@ -180,7 +184,8 @@ def names(comm):
         pblas.gridexit(ictxt)
 
 
-def gathered(comm):
+@on_ranks(1, 4)
+def test_gathered(comm):
     """A rank that fails before it tells its part of IPIV breaks the context: nobody waits for ever."""
     for name, tail in (("pdgetrs", "ipiv"), ("pdgetri", "ipiv"), ("pdormqr", "tau")):
         with contextlib.suppress(pb.ClosedError), planned(), pb.Context(comm, engine="host") as ctx:
@@ -248,7 +253,8 @@ def tuned(ctx, a, b):
             yield f"tuned {name}", None if why.startswith("taken: measured on this machine") else why
 
 
-def algorithms(comm):
+@on_ranks(1, 4)
+def test_algorithms(comm):
     """``algo=`` of every factorization, its plan, the plan's report, and what they refuse."""
     rng = np.random.default_rng(77)
     with pb.Context(comm, engine="host") as ctx:
@@ -320,7 +326,8 @@ def algorithms(comm):
         refuses(ctx, pb.ClosedError, ["closed"], plan)
 
 
-def repeated(comm):
+@on_ranks(1, 4, runner=run_on_one_node)
+def test_repeated(comm):
     """One vote, and what one rank computes alone the others wait for once; results are those of the new values.
 
     Without the compiled core the ranks send each other what the panels need: they still vote once.
@@ -350,7 +357,8 @@ def repeated(comm):
                 yield f"{function.__name__} {turn}", fault
 
 
-def right_hand_vectors(comm):
+@on_ranks(1, 4)
+def test_right_hand_vectors(comm):
     """A vector on the right is a matrix of one column; one-dimensional arrays are refused with the words for that."""
     n, vector = 12, np.arange(12.0)
     whole = np.diag(np.arange(1.0, 13)) + 0.1
@@ -382,18 +390,6 @@ def refused(call, words):
     except (pb.ArgumentError, pb.LayoutError) as error:
         return None if words in str(error) else f"said {error}"
     return f"returned {found}"
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_large_and_faults(nranks):
-    run_mpi(names, nranks)
-    run_mpi(gathered, nranks)
-    run_mpi(algorithms, nranks)
-    run_mpi(large, nranks)
-    run_mpi(right_hand_vectors, nranks)
-    for direct in (False, True):
-        run_mpi(faults, nranks, direct=direct)
-    run_on_one_node(repeated, nranks)
 
 
 class Slow:

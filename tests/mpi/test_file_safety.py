@@ -25,7 +25,7 @@ from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix.io import hdf5, saving, temporary
 from tests.helpers.cases import TYPES, agreed_error, first, refuses
 from tests.helpers.interrupts import steps
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn
 
 LIBC = ctypes.CDLL(None)
@@ -72,7 +72,8 @@ def changed(where, **values):
 # -- HDF5: one writer at a time
 
 
-def locked(comm, directory):
+@on_ranks(2)
+def test_locked(comm, directory):
     path, new = Path(directory) / "x.h5", Path(directory) / "new.h5"
     with (
         pb.Context(comm, engine="host") as ctx,
@@ -119,7 +120,8 @@ def locked(comm, directory):
             yield f"{where.name} in the end", None if found == expected else f"{found}"
 
 
-def changed_meanwhile(comm, directory):
+@on_ranks(2)
+def test_changed_meanwhile(comm, directory):
     """Without locks, what another program has written meanwhile stays."""
     path, new = Path(directory) / "x.h5", Path(directory) / "new.h5"
     os.environ["HDF5_USE_FILE_LOCKING"] = "FALSE"
@@ -155,7 +157,8 @@ def changed_meanwhile(comm, directory):
     del os.environ["HDF5_USE_FILE_LOCKING"]
 
 
-def halfway(comm, directory):
+@on_ranks(2)
+def test_halfway(comm, directory):
     """An error of the user's in the middle of a save drops the open file, of whatever kind it is."""
     path = Path(directory) / "x.h5"
     with pb.Context(comm, engine="host") as ctx:
@@ -220,7 +223,8 @@ def shown(path):
         return [*out, links, same]
 
 
-def kept(comm, directory):
+@on_ranks(2)
+def test_kept(comm, directory):
     path = Path(directory) / "x.h5"
     with pb.Context(comm, engine="host") as ctx:
         for shape in ((4, 4), (3, 5)):
@@ -245,7 +249,8 @@ def kept(comm, directory):
         yield "the mark of another type", None if kind == np.float64 else f"{kind}"
 
 
-def referred(comm, directory):
+@on_ranks(2)
+def test_referred(comm, directory):
     """A dataset that references lead to stays the same object, or is not replaced."""
     path = Path(directory) / "x.h5"
 
@@ -283,7 +288,8 @@ def referred(comm, directory):
             ctx.full((4, 4), 6.0, block=2).save(path, dataset="y")
 
 
-def led_out(comm, directory):
+@on_ranks(2)
+def test_led_out(comm, directory):
     """Names that lead out of the file, or nowhere: refused before anything is written."""
     path, main = Path(directory) / "other.h5", Path(directory) / "x.h5"
     if comm.rank == 0:
@@ -350,7 +356,8 @@ def led_out(comm, directory):
 # -- all formats
 
 
-def special_values(comm, directory):
+@on_ranks(2)
+def test_special_values(comm, directory):
     """Every bit of every type survives; a part of zeros of which some are negative is not left out."""
     rng = np.random.default_rng(7)
     types = (*TYPES, *FLOAT8)
@@ -370,7 +377,8 @@ def special_values(comm, directory):
             yield f"{what}, {name}, {kind}", None if same else f"{a.local} became {b.local}"
 
 
-def modes(comm, directory):
+@on_ranks(2)
+def test_modes(comm, directory):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.full((4, 4), 1.0, block=2)
         umask = comm.bcast(os.umask(0o027))
@@ -410,7 +418,8 @@ def modes(comm, directory):
         os.umask(umask)
 
 
-def long_names(comm, directory):
+@on_ranks(2)
+def test_long_names(comm, directory):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.full((4, 4), 1.0, block=2)
         for ending, dataset in ((".npy", None), (".h5", "x"), (".zarr", None)):
@@ -421,7 +430,8 @@ def long_names(comm, directory):
         yield "nothing else", None if len(names(directory)) == 3 else f"{names(directory)}"
 
 
-def replaced_while_loaded(comm, directory):
+@on_ranks(2)
+def test_replaced_while_loaded(comm, directory):
     """Ranks never put together a matrix of two versions."""
     here = Path(directory)
     with pb.Context(comm, engine="host") as ctx, changed(saving, TILE_BYTES=64):
@@ -532,7 +542,8 @@ def unreadable(path):
         file["circle"], file["back"] = h5py.SoftLink("/back"), h5py.SoftLink("/circle")
 
 
-def crafted(comm, directory):
+@on_ranks(2)
+def test_crafted(comm, directory):
     """Files that describe what they do not hold, or what would run code: an error at once."""
     here = Path(directory)
     if comm.rank == 0:
@@ -613,7 +624,8 @@ def crafted(comm, directory):
         yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
 
 
-def zarr_saves(comm, directory):
+@on_ranks(2)
+def test_zarr_saves(comm, directory):
     here = Path(directory)
     with pb.Context(comm, engine="host") as ctx:
         a, b = ctx.full((4, 4), 1.0, block=2), ctx.full((3, 5), 2.0, block=2)
@@ -687,16 +699,9 @@ def zarr_saves(comm, directory):
         yield "nothing else", None if left == ["g.zarr", "old.zarr", "old_group.zarr"] else f"{left}"
 
 
-CASES = [locked, changed_meanwhile, halfway, kept, referred, led_out, special_values, modes, long_names]
-CASES += [replaced_while_loaded, crafted, zarr_saves]
-
-
-@pytest.mark.parametrize("cases", CASES)
-def test_files(cases, tmp_path):
-    run_mpi(cases, 2, directory=str(tmp_path))
-
-
-def interrupted(_, directory, one_step):
+@pytest.mark.parametrize("one_step", [True, False])
+@on_ranks(1)
+def test_an_exception_at_any_step_loses_nothing(comm, directory, one_step):
     """An exception at any step leaves the old or the new matrix, whole."""
     every = draws(499, long=9)
     with (
@@ -725,8 +730,3 @@ def interrupted(_, directory, one_step):
             call()
         left = names(directory)
         yield "nothing else", None if left == sorted(file for file, _ in FORMATS.values()) else f"{left}"
-
-
-@pytest.mark.parametrize("one_step", [True, False])
-def test_an_exception_at_any_step_loses_nothing(one_step, tmp_path):
-    run_mpi(interrupted, 1, directory=str(tmp_path), one_step=one_step)

@@ -10,11 +10,12 @@ import pytest
 import pblasmp as pb
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error, first, misplaced, refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import in_turn, only_long
 
 
-def everything(comm):
+@on_ranks(1, 2, *only_long(4))
+def test_every_combination_of_types(comm):
     rng = np.random.default_rng(91)
     with pb.Context(comm, engine="host") as ctx:
         for scheme, types, order in in_turn(*float8.FACTORS, keep=3, first=ctx.size):
@@ -28,7 +29,8 @@ def everything(comm):
                 yield f"overflow {types}", float8.scaled(ctx, rng, p, overflow=True)
 
 
-def matrices(comm, folder):
+@on_ranks(1, 3)
+def test_matrices_of_eight_bits(comm, directory):
     """8-bit matrices are scattered, gathered, moved, saved and taken from bytes like others."""
     rng = np.random.default_rng(92)
     with pb.Context(comm, engine="host") as ctx:
@@ -38,8 +40,8 @@ def matrices(comm, folder):
             d = pb.MatrixDescriptor((48, 32), (5, 7), pb.Grid.squarest(ctx.size), dtype=name)
             x = ctx.scatter(values if ctx.rank == 0 else None, d)
             turned = x.redistribute(pb.MatrixDescriptor((48, 32), (16, 16), d.grid, dtype=name, order="F"))
-            x.save(f"{folder}/{name}.npy")
-            loaded = ctx.load(f"{folder}/{name}.npy", grid=d.grid, block=(5, 7), dtype=name)
+            x.save(f"{directory}/{name}.npy")
+            loaded = ctx.load(f"{directory}/{name}.npy", grid=d.grid, block=(5, 7), dtype=name)
             over = ctx.from_local(x.local.view(np.uint8), d)
             yield name, first(
                 misplaced(x, values), misplaced(turned, values), misplaced(loaded, values), misplaced(over, values),
@@ -50,7 +52,8 @@ def matrices(comm, folder):
                 (0.25 * np.add.outer(np.arange(48), np.arange(32))).astype(dtype))  # fmt: skip
 
 
-def refused(comm):
+@on_ranks(1, 2)
+def test_what_is_refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
         a, b = ctx.zeros(p.a), ctx.zeros(p.b)
@@ -80,7 +83,8 @@ def refused(comm):
             yield "unlike", error(pb.RankMismatchError, ["a: 1.0", "a: 2.0"], unlike)
 
 
-def plan_reads_scales(comm):
+@on_ranks(2)
+def test_each_run_reads_the_scales(comm):
     """Scales in arrays are read by each run, and D is bfloat16 by default."""
     with pb.Context(comm, engine="host") as ctx:
         p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
@@ -120,22 +124,3 @@ def tensors(comm):
 def test_tensors_of_pytorch():
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     run_mpi(tensors, 2)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_every_combination_of_types(nranks):
-    run_mpi(everything, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_matrices_of_eight_bits(nranks, tmp_path):
-    run_mpi(matrices, nranks, folder=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_what_is_refused(nranks):
-    run_mpi(refused, nranks)
-
-
-def test_each_run_reads_the_scales():
-    run_mpi(plan_reads_scales, 2)

@@ -26,7 +26,7 @@ from tests.helpers.cases import (
     refuses,
     unlike,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn, only_long
 
 NAMES = {
@@ -37,7 +37,8 @@ NAMES = {
 }
 
 
-def there_and_back(comm, directory):
+@on_ranks(1, 2, *only_long(4))
+def test_there_and_back(comm, directory):
     rng = np.random.default_rng(51)
     with pb.Context(comm, engine="host") as ctx:
         for number, (kind, (name, dataset)) in enumerate(NAMES.items(), comm.size):
@@ -67,7 +68,8 @@ def there_and_back(comm, directory):
             yield f"{kind}: nothing else is left", None if left == sorted(expected) else f"{left}"
 
 
-def peers(comm, directory):
+@on_ranks(1, 2, *only_long(4))
+def test_peers(comm, directory):
     """Files of h5py's and zarr's own, chunked and compressed, and pblasmp's as they read them."""
     values = np.arange(37 * 41, dtype=np.float32).reshape(37, 41)
     complexes = (values * (1 - 2j)).astype(np.complex64)
@@ -113,7 +115,8 @@ def peers(comm, directory):
         )
 
 
-def errors(comm, directory):
+@on_ranks(1, 2, *only_long(4))
+def test_errors(comm, directory):
     here = Path(directory)
     if comm.rank == 0:
         with h5py.File(here / "a.h5", "w") as file:
@@ -191,7 +194,8 @@ def errors(comm, directory):
             yield "datasets differ", wrong
 
 
-def several(comm, directory):
+@on_ranks(1, 2, *only_long(4))
+def test_several(comm, directory):
     """Matrices in one HDF5 file that is opened once."""
     rng = np.random.default_rng(53)
     path, copies = Path(directory) / "x.h5", []
@@ -222,7 +226,8 @@ def several(comm, directory):
     hdf5.shutil.copyfile = copyfile
 
 
-def unfinished(comm, directory):
+@on_ranks(1, 2, *only_long(4))
+def test_unfinished(comm, directory):
     """Files of several matrices that are never complete: an older one stays, and nothing is left."""
     here, write, wrong = Path(directory), saving.RawFile.write, []
 
@@ -269,12 +274,6 @@ def unfinished(comm, directory):
         yield "errors leave nothing", left()
         other.open_file(here / "z.h5")
     yield "a file that is open when its context closes", left()
-
-
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-@pytest.mark.parametrize("cases", [there_and_back, peers, errors, several, unfinished])
-def test_formats(cases, nranks, tmp_path):
-    run_mpi(cases, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "module"), [("x.h5", "h5py"), ("x.zarr", "zarr")])

@@ -18,7 +18,7 @@ from pblasmp.engines.host import host_engine as host
 from pblasmp.launch import Job
 from pblasmp.pblas import grids
 from tests.helpers import inside
-from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.mpi import ROOT, on_ranks, starts_ranks
 
 SHAPE = 1, 3
 
@@ -55,7 +55,8 @@ def product(ictxt, value):
     return [a, b, c], None if right else str(c)
 
 
-def again(comm):
+@on_ranks(4)
+def test_again(comm):
     """One that is made, freed and made again, of three of four ranks."""
     with none_idle():
         first = made(comm)
@@ -86,7 +87,8 @@ def again(comm):
             pblas.gridexit(number)
 
 
-def others(comm):
+@on_ranks(4)
+def test_others(comm):
     """What is no grid that idles: another shape, order, engine, setting or number of processes; one over a Context."""
     with none_idle():
         inside = comm.rank < 3
@@ -111,7 +113,8 @@ def others(comm):
         yield "the same", None if freed(comm) == number else "another"
 
 
-def refusals(comm):
+@on_ranks(4)
+def test_refusals(comm):
     """Grids that don't rest: one rank cannot, or they hold much memory."""
     with none_idle() as idle:
         with mock.patch.object(grids, "MOST_IDLE", 0 if comm.rank == 2 else 9):
@@ -122,9 +125,10 @@ def refusals(comm):
         yield "memory", str(idle) if idle else None
 
 
-def between_nodes(comm):
+@on_ranks(4, on_nodes="interleaved:2")
+def test_grids_that_rest_between_nodes(comm):
     """Of the memory of calls between nodes counts what they have used: it is large from the start."""
-    yield from again(comm)
+    yield from test_again.on_rank(comm)
     with none_idle() as idle, mock.patch.object(host, "LITTLE", 63):
         freed(comm)
         yield "not used", None if idle or comm.rank == 3 else "it does not rest"
@@ -135,7 +139,8 @@ def between_nodes(comm):
         yield "memory", str(idle) if idle else None
 
 
-def state(comm):
+@on_ranks(4)
+def test_state(comm):
     """What a grid that idles has given back, and reads again."""
     with none_idle(), mock.patch.object(host.blas_threads, "threads_set_by_user", return_value=set()):
         number = made(comm)
@@ -158,7 +163,8 @@ class Unprintable:
         raise OverflowError("no text")
 
 
-def failures(comm):
+@on_ranks(4)
+def test_failures(comm):
     """One rank fails while a grid is made again: no other waits for it, and the next one is a new grid."""
     with none_idle():
         number = freed(comm)
@@ -179,15 +185,6 @@ def failures(comm):
         except Exception as error:  # noqa: BLE001 - compared
             told = str(error)
         yield "an engine without a text", None if "no text" in str(told) else str(told)
-
-
-@pytest.mark.parametrize("cases", [again, others, refusals, state, failures])
-def test_grids_that_rest(cases):
-    run_mpi(cases, 4)
-
-
-def test_grids_that_rest_between_nodes():
-    run_mpi(between_nodes, 4, on_nodes="interleaved:2")
 
 
 END = """

@@ -10,10 +10,11 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import mpi_communicator, side_channel
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 
 
-def notes_of_a_late_rank(comm):
+@on_ranks(4)
+def test_notes_of_a_late_rank(comm):
     """Of two contexts one waits: each rank that does so tells one other rank, whichever is late.
 
     On a busy machine ranks also wait for each other once or twice besides.
@@ -38,11 +39,8 @@ def notes_of_a_late_rank(comm):
             yield f"rank {late}", None if 0 < total <= 3 * others < 2 * others**2 else f"{total} notes"
 
 
-def test_notes_of_a_late_rank():
-    run_mpi(notes_of_a_late_rank, 4)
-
-
-def two_groups(comm):
+@on_ranks(3, 4, timeout=20)
+def test_matrices_of_two_contexts_in_calls_of_two_groups(comm):
     """All ranks ask in which context a call is made, and those of each group mean their own: none is left behind."""
     half = comm.Split(comm.rank % 2, comm.rank)
     with pb.Context(comm, engine="host") as ctx, pb.Context(half, engine="host") as pair:
@@ -58,8 +56,3 @@ def two_groups(comm):
                 pb.blas.geadd(of_pair, a)
         comm.Barrier()
         assert ctx.eye((4, 4), block=1).trace() == pair.eye((4, 4), block=1).trace() == 4
-
-
-@pytest.mark.parametrize("nranks", [3, 4])  # of three ranks one is alone in its group
-def test_matrices_of_two_contexts_in_calls_of_two_groups(nranks):
-    run_mpi(two_groups, nranks, timeout=20)

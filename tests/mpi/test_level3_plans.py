@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.engines.host import host_transport
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, layout, misplaced, numbers, pick, refuses, scattered
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import only_long
 
 
@@ -40,7 +40,8 @@ def sums(comm, nodes):
             yield f"{call.__name__} {order} {uplo} {op_a}", None if told else str(report)
 
 
-def refusals(comm):
+@on_ranks(1, 3)
+def test_refusals(comm):
     with pb.Context(comm, engine="host") as ctx:
         d = square(ctx, 8, 2)
         a, b, c = (ctx.zeros(d) for _ in range(3))
@@ -88,7 +89,8 @@ def refusals(comm):
             yield "no matrix at all", None if "a: expected a DistributedMatrix" in str(error) else str(error)
 
 
-def results(comm):
+@on_ranks(1, 4)
+def test_new_results(comm):
     """The layout of a new result, and its values outside the triangle."""
     with pb.Context(comm, engine="host") as ctx:
         grid = pb.Grid(1, ctx.size)
@@ -107,7 +109,8 @@ def results(comm):
         yield "zeros outside", None if not result.local.any() else "something else"
 
 
-def paths(comm):
+@on_ranks(4)
+def test_paths(comm):
     """What "auto" takes for long matrices, and where memory is short."""
     rng = np.random.default_rng(63)
     with pb.Context(comm, engine="host") as ctx:
@@ -143,7 +146,8 @@ def paths(comm):
         host_transport.available_bytes = available
 
 
-def triangles(comm):
+@on_ranks(1, 2, 6)
+def test_triangles_move(comm):
     """A.redistribute with uplo: only the triangle moves, trapezoids as in trmr2d."""
     rng = np.random.default_rng(64)
     with pb.Context(comm, engine="host") as ctx:
@@ -184,22 +188,3 @@ def triangles(comm):
 def test_sums(nranks, nodes, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(nranks // nodes))
     run_mpi(sums, nranks, nodes=nodes)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_refusals(nranks):
-    run_mpi(refusals, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_new_results(nranks):
-    run_mpi(results, nranks)
-
-
-def test_paths():
-    run_mpi(paths, 4)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 6])
-def test_triangles_move(nranks):
-    run_mpi(triangles, nranks)

@@ -35,7 +35,7 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tape import Tape, tapes
 
@@ -465,7 +465,8 @@ AS_WRITTEN = {
 }
 
 
-def as_written(comm):
+@on_ranks(1, *only_long(3), 4)
+def test_shifts_and_transposes_in_place(comm):
     """The shifts and transposes of public scripts, in every type."""
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
@@ -570,11 +571,6 @@ def as_written(comm):
             x = np.arange(12.0 * 12).reshape(12, 12)
             x[1:, :] = x[:-1, :].copy()
             yield "two matrices over one array", misplaced(same, x)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(3), 4])
-def test_shifts_and_transposes_in_place(nranks):
-    run_mpi(as_written, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4, *only_long(5, 6)])

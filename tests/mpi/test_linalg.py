@@ -11,7 +11,7 @@ import pblasmp as pb
 from pblasmp import linalg as la
 from tests.helpers.cases import refuses
 from tests.helpers.factor_cases import planned, random
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 
 N = 12
 
@@ -23,7 +23,9 @@ def far(found, expected):
     return None if near else f"{found}, expected {expected}"
 
 
-def beside_scipy(comm, dtype):
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@on_ranks(2)
+def test_beside_numpy_and_scipy(comm, dtype):
     """Each function gives what NumPy or SciPy gives for the same arguments."""
     rng = np.random.default_rng(64)
     with pb.Context(comm, engine="host") as ctx:
@@ -133,7 +135,8 @@ def numbers_of(a, whole):
     yield "cond_estimate", None if 0.1 < ratio < 1.1 else f"{ratio}"
 
 
-def ranks(comm):
+@on_ranks(2)
+def test_ranks(comm):
     """Rank and pseudoinverse of matrices of any rank and shape, the condition of those that are not square."""
     rng = np.random.default_rng(38)
     with pb.Context(comm, engine="host") as ctx:
@@ -162,7 +165,8 @@ def ranks(comm):
         yield "norms of nothing", None if nothing == [0, 0, 0] else f"{nothing}"
 
 
-def floating_point_errors(comm):
+@on_ranks(1, 2)
+def test_error_states_of_numpy(comm):
     """NumPy's error state on one rank changes nothing: what is computed inside of a call may over- and underflow."""
     with pb.Context(comm, engine="host") as ctx:
         rng = np.random.default_rng(39)
@@ -185,7 +189,8 @@ def floating_point_errors(comm):
                 yield case, None if found == expected else f"{found}"
 
 
-def determinants(comm):
+@on_ranks(2)
+def test_determinants(comm):
     """What is out of range before the last factor, what is out of range itself, and matrices without any."""
     with pb.Context(comm, engine="host") as ctx:
         for case, diagonal, expected in (
@@ -207,7 +212,8 @@ def determinants(comm):
         yield "cond of a singular matrix", None if la.cond(ctx.zeros((3, 3))) == np.inf else "finite"
 
 
-def refusals(comm):
+@on_ranks(2)
+def test_refusals(comm):
     """What is wrong, on one rank or on all, every rank hears; a rank's argument of another value, too."""
     with pb.Context(comm, engine="host") as ctx:
         a, b, wide, zeros = ctx.eye(4), ctx.zeros((4, 1)), ctx.zeros((4, 5)), ctx.zeros((4, 4))
@@ -298,29 +304,7 @@ def told_kind(call, found):
         raise
 
 
-def planned_refusals(comm):
+@on_ranks(2)
+def test_planned_refusals(comm):
     with planned():
-        yield from refusals(comm)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_beside_numpy_and_scipy(dtype):
-    run_mpi(beside_scipy, 2, dtype=dtype)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_error_states_of_numpy(nranks):
-    run_mpi(floating_point_errors, nranks)
-
-
-def test_determinants():
-    run_mpi(determinants, 2)
-
-
-def test_ranks():
-    run_mpi(ranks, 2)
-
-
-def test_refusals():
-    run_mpi(refusals, 2)
-    run_mpi(planned_refusals, 2)
+        yield from test_refusals.on_rank(comm)

@@ -22,7 +22,7 @@ from tests.helpers.cases import (
     short_messages,
     unlike,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
 
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
@@ -38,7 +38,8 @@ DISGUISES = {  # the same values in arrays of every kind
 }
 
 
-def in_and_out(comm):
+@on_ranks(1, *only_long(2), 3, 4, *only_long(6))
+def test_there_and_back_in_every_layout(comm):
     rng = np.random.default_rng(1)
     kinds = list(DISGUISES)
     with pb.Context(comm, engine="host") as ctx:
@@ -91,7 +92,8 @@ def made_here(ctx, d, values):
     )
 
 
-def conversions(comm):
+@on_ranks(1, 3)
+def test_types_are_converted(comm):
     rng = np.random.default_rng(2)
     with pb.Context(comm, engine="host") as ctx:
         root = comm.size - 1
@@ -121,7 +123,8 @@ def conversions(comm):
         yield "from_function broadcasts a column", misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]]))
 
 
-def groups(comm):
+@on_ranks(1, 4)
+def test_any_communicator(comm):
     """Contexts over parts of the world, ranks in another order, several at once and one within another."""
     rng = np.random.default_rng(4)
     backwards = comm.Split(0, -comm.rank)
@@ -166,7 +169,8 @@ def groups(comm):
         c.Free()
 
 
-def pickled(comm):
+@on_ranks(1)
+def test_pickling_says_what_to_do_instead(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((4, 4), block=2)
         here = r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
@@ -178,22 +182,3 @@ def pickled(comm):
         ):
             with pytest.raises(TypeError, match=words):
                 pickle.dumps(each)
-
-
-def test_pickling_says_what_to_do_instead():
-    run_mpi(pickled, 1)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4, *only_long(6)])
-def test_there_and_back_in_every_layout(nranks):
-    run_mpi(in_and_out, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_types_are_converted(nranks):
-    run_mpi(conversions, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_any_communicator(nranks):
-    run_mpi(groups, nranks)

@@ -21,7 +21,7 @@ from pblasmp.cli.commands import cli
 from pblasmp.costs.machines import machine_from, machine_toml, with_ranks
 from pblasmp.problems.files import load_table
 from pblasmp.tuning import speeds, timing
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 
 SMALL = {
     "SIZES": {"host": (8, 16)},
@@ -225,7 +225,8 @@ def test_where_doctor_finds_the_ranks(monkeypatch):
     run_on_one_node(placed, 2, launch=True)
 
 
-def separate_products(comm):
+@on_ranks(3)
+def test_what_bench_compares_with_is_of_the_contexts_ranks(comm):
     """A GEMM and a collective of the context's ranks, which are not all ranks."""
     half = comm.Split(comm.rank % 2)
     with pb.Context(half, engine="host") as ctx:
@@ -235,7 +236,3 @@ def separate_products(comm):
             error = both.error(y)
             yield name, None if error < 1e-14 else f"off by {error}"
     half.Free()
-
-
-def test_what_bench_compares_with_is_of_the_contexts_ranks():
-    run_mpi(separate_products, 3)

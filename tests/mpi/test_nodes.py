@@ -20,7 +20,7 @@ from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import inside
 from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
 from tests.helpers.limits import changed_limits
-from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -225,7 +225,9 @@ def volumes(comm, nodes):
                 yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
 
 
-def without_room(comm):
+@starts_ranks
+@on_ranks(2, on_nodes="blocks:2")
+def test_a_rank_without_room_for_messages(comm):
     """A rank without memory for messages: all go without them, and nobody waits."""
 
     def refuses(*_):
@@ -366,8 +368,3 @@ def test_a_solve_for_one_column_moves_no_matrix(nranks, form):
 )
 def test_each_element_crosses_between_two_nodes_once(nranks, form):
     run_mpi(volumes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))
-
-
-@starts_ranks
-def test_a_rank_without_room_for_messages():
-    run_mpi(without_room, 2, on_nodes="blocks:2")

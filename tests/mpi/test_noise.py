@@ -12,12 +12,13 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.cli import doctor
 from pblasmp.cli.noise import Noise, Trial, trials, wrong_runs
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 
 ORDER = 24
 
 
-def every_trial(comm):
+@on_ranks(2)
+def test_every_trial(comm):
     names = []
     with pb.Context(comm) as ctx, Noise(ctx, beside=False) as noise:
         for trial in trials(ctx, ORDER):
@@ -25,10 +26,6 @@ def every_trial(comm):
             found = wrong_runs(ctx, trial, noise, 2)
             yield trial.name, None if found == 0 else f"{found} of 2 runs wrong"
     yield "all names differ", None if len(set(names)) == len(names) > 40 else str(len(names))
-
-
-def test_every_trial():
-    run_mpi(every_trial, 2)
 
 
 def of_another_run(ctx, rank, value):

@@ -11,7 +11,6 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
@@ -25,7 +24,7 @@ from tests.helpers.cases import (
     refuses,
     unlike,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn
 
 
@@ -42,7 +41,8 @@ def _read(path, dtype):
     return found.view(dtype) if found.dtype.kind == "V" else found
 
 
-def conversions(comm, directory):
+@on_ranks(3)
+def test_types_of_files(comm, directory):
     rng = np.random.default_rng(22)
     path = Path(directory) / "x.npy"
     with pb.Context(comm, engine="host") as ctx:
@@ -69,7 +69,8 @@ def conversions(comm, directory):
                 comm.Barrier()
 
 
-def choices(comm, directory):
+@on_ranks(1, 4)
+def test_what_load_and_save_are_told(comm, directory):
     """Without a descriptor: the grid, blocks, source, order and type that were given, or the defaults."""
     rng = np.random.default_rng(23)
     with pb.Context(comm, engine="host") as ctx:
@@ -115,7 +116,8 @@ def choices(comm, directory):
         yield "a transpose is saved", unlike(np.load(f"{directory}/t.npy"), values.T)
 
 
-def memory(comm, directory):
+@on_ranks(4)
+def test_no_rank_holds_the_whole(comm, directory):
     """A rank holds its part, and never the whole."""
     values = np.arange(800 * 1000, dtype=np.float64).reshape(800, 1000)
     path = _file(comm, f"{directory}/x.npy", values)
@@ -157,7 +159,8 @@ BROKEN = {  # by the error that NumPy leaks
 }
 
 
-def broken_headers(comm, directory):
+@on_ranks(1, 2)
+def test_broken_headers(comm, directory):
     """Whatever is wrong with a header: one ArgumentError on every rank that names the file."""
     rng = np.random.default_rng(25)
     with pb.Context(comm, engine="host") as ctx:
@@ -186,7 +189,8 @@ def broken_headers(comm, directory):
             yield f"mutation {count}", refused(bytes(content))
 
 
-def replacing(comm, directory):
+@on_ranks(1, 3)
+def test_replacing_a_file(comm, directory):
     """A file that is replaced keeps its mode, links are followed, what a killed job left is removed."""
     d = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid.squarest(comm.size))
     with pb.Context(comm, engine="host") as ctx:
@@ -228,7 +232,8 @@ def replacing(comm, directory):
         refuses(ctx, pb.ArgumentError, [path, "pipe"], a.save, path)
 
 
-def versions(comm, directory):
+@on_ranks(1, 2)
+def test_versions(comm, directory):
     """All versions of the format, as NumPy writes and reads them."""
     with pb.Context(comm, engine="host") as ctx:
         for version in ((1, 0), (2, 0), (3, 0)):
@@ -247,7 +252,8 @@ def versions(comm, directory):
         refuses(ctx, pb.ArgumentError, [path], ctx.load, path)
 
 
-def load_errors(comm, directory):
+@on_ranks(1, 4)
+def test_load_errors_are_those_of_every_rank(comm, directory):
     last = comm.size - 1
     with pb.Context(comm, engine="host") as ctx:
         good = _file(comm, f"{directory}/good.npy", np.ones((6, 6)))
@@ -319,7 +325,8 @@ def _file_size_limit(nbytes, here):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def save_errors(comm, directory):
+@on_ranks(1, 4)
+def test_save_errors_leave_nothing_behind(comm, directory):
     last = comm.size - 1
     values = np.arange(30_000.0).reshape(150, 200)
     with pb.Context(comm, engine="host") as ctx:
@@ -398,37 +405,3 @@ def test_a_new_file_has_its_space(tmp_path):
     found = np.load(tmp_path / "x.npy")
     assert (found.shape, found.dtype, found.flags.f_contiguous) == (d.shape, d.dtype, True)
     assert status.st_size == d.nbytes + 128
-
-
-def test_types_of_files(tmp_path):
-    run_mpi(conversions, 3, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_what_load_and_save_are_told(nranks, tmp_path):
-    run_mpi(choices, nranks, directory=str(tmp_path))
-
-
-def test_no_rank_holds_the_whole(tmp_path):
-    run_mpi(memory, 4, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_broken_headers(nranks, tmp_path):
-    run_mpi(broken_headers, nranks, directory=str(tmp_path))
-    run_mpi(versions, nranks, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_replacing_a_file(nranks, tmp_path):
-    run_mpi(replacing, nranks, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_load_errors_are_those_of_every_rank(nranks, tmp_path):
-    run_mpi(load_errors, nranks, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_save_errors_leave_nothing_behind(nranks, tmp_path):
-    run_mpi(save_errors, nranks, directory=str(tmp_path))

@@ -21,7 +21,7 @@ from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from tests.helpers import inside
 from tests.helpers.cases import refuses
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import only_long
 from tests.helpers.tensor_cases import Case
 
@@ -35,7 +35,9 @@ SHARING = (
 )
 
 
-def same_bits(comm, name):
+@pytest.mark.parametrize("name", ["two_shot", "ring"])
+@on_ranks(3, runner=run_on_one_node)
+def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(comm, name):
     rng = np.random.default_rng(comm.rank)
     x, w = (rng.standard_normal((300, 50)).astype(np.float32) for _ in range(2))
     with pb.Context(comm, engine="host") as ctx:
@@ -43,7 +45,8 @@ def same_bits(comm, name):
         assert len(set().union(*comm.allgather(bits))) == 1
 
 
-def shared_memory(comm):
+@on_ranks(3, runner=run_on_one_node)
+def test_the_workspace_is_what_the_ranks_share(comm):
     """A plan reports the memory that its ranks share."""
     for (form, name), dtype in itertools.product(SHARING, ("float32", "bfloat16")):
         with pb.Context(comm, engine="host") as ctx:
@@ -54,7 +57,8 @@ def shared_memory(comm):
                 assert held == plan.workspace.host_bytes, f"{form} {name} {dtype}"
 
 
-def by_rule(comm):
+@on_ranks(2, 4, *only_long(5), 6, runner=run_on_one_node)
+def test_the_choice_by_rule(comm):
     """What docs/tensor-parallel.md says that "auto" takes."""
     small, large = (512, 256), (2048, 512)  # of the sum, 4 bytes each
     with pb.Context(comm, engine="host") as ctx:
@@ -72,10 +76,11 @@ def by_rule(comm):
                 assert plan.report().algorithm == name, (function.__name__, tokens, how)
 
 
-def nothing_to_gather(comm, file):
+@on_ranks(1, 3)
+def test_products_without_tokens(comm, tuning_file):
     """A product without tokens has an empty result, and times that are not kept."""
     x, w = np.ones((0, 3)), np.ones((2, 3))
-    with kept_in(file), pb.Context(comm, engine="host") as ctx:
+    with kept_in(tuning_file), pb.Context(comm, engine="host") as ctx:
         for algo in ("push", "auto", "measure"):
             assert pb.matmul_allgather(x, w, ctx, algo=algo).shape == (0, 2 * comm.size)
         found = pb.tune(pb.matmul_allgather, x, w, ctx)
@@ -86,12 +91,7 @@ def nothing_to_gather(comm, file):
         c = pb.matmul(a, b, algo="measure")
         assert c.shape == (0, 4)
         assert ctx.engine.measured.entries == {}
-    assert not Path(file).exists()
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_products_without_tokens(nranks, tmp_path):
-    run_mpi(nothing_to_gather, nranks, file=str(tmp_path / "tuning.json"))
+    assert not Path(tuning_file).exists()
 
 
 @contextlib.contextmanager
@@ -107,15 +107,16 @@ def kept_in(file):
             os.environ["PBLASMP_TUNING"] = before
 
 
-def tuning(comm, file):
+@on_ranks(1, 2, timeout=120)
+def test_tuning_writes_no_array_and_auto_goes_by_it(comm, tuning_file):
     x, w, out = np.ones((64, 8)), np.ones((32, 8)), np.full((64, 32), 7.0)
     how = {"beta": 1, "c": out, "out": out}
-    with kept_in(file):
+    with kept_in(tuning_file):
         with pb.Context(comm, engine="host") as ctx:
             found = pb.tune(pb.matmul_allreduce, x, w, ctx, **how)
             assert (out == 7).all()
             assert found.best in found.seconds
-            assert found.file == file
+            assert found.file == tuning_file
             with pb.plan(pb.matmul_allreduce, x, w, ctx, **how) as plan:
                 assert plan.report().algorithm == found.best
                 assert "measured on this machine" in str(plan.report())
@@ -138,7 +139,7 @@ def tuning(comm, file):
             refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
             failing = (lambda done, total: total / done) if comm.rank == 0 else None  # done is 0 at first
             refuses(ctx, ZeroDivisionError, ["zero"], pb.tune, pb.matmul, a, a, progress=failing)
-        with pb.Context(comm, engine="host") as later:  # reads the file
+        with pb.Context(comm, engine="host") as later:  # reads the tuning_file
             with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
                 verdict = plan.report().algorithms[found.best]
                 assert verdict.taken
@@ -147,13 +148,14 @@ def tuning(comm, file):
             with pb.plan(pb.matmul_allreduce, *far, later) as plan:
                 assert "by rule" in str(plan.report())
         if comm.rank == 0:
-            assert len(json.loads(Path(file).read_text())["measurements"]) == 3
+            assert len(json.loads(Path(tuning_file).read_text())["measurements"]) == 3
 
 
-def tuned_after_a_call(comm, file):
+@on_ranks(2, runner=run_on_one_node, timeout=120)
+def test_plain_functions_go_by_what_is_measured_after_their_first_call(comm, tuning_file):
     """Plain functions keep their plans, but not when more is known."""
     x, w = np.ones((64, 8)), np.ones((32, 8))
-    with kept_in(file), pb.Context(comm, engine="host") as ctx, taken() as names:
+    with kept_in(tuning_file), pb.Context(comm, engine="host") as ctx, taken() as names:
         for _ in range(2):
             pb.matmul_allreduce(x, w, ctx)
         before = {"two_shot": 2e-6, "push": 1e-6}  # none was measured so far
@@ -210,8 +212,9 @@ class FallsMethod(Method):
         return Falls(engine.transport.rank)
 
 
-def one_rank_falls(comm, file):
-    with kept_in(file):
+@on_ranks(2, timeout=60, launch=True)
+def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(comm, tuning_file):
+    with kept_in(tuning_file):
         ctx = pb.Context(comm, engine="host")
         ctx.engine.methods = (FallsMethod(),)
         expected = (RuntimeError, "fell") if comm.rank == 1 else (pb.ClosedError, "rank 1 left tune")
@@ -219,30 +222,3 @@ def one_rank_falls(comm, file):
             pb.tune(pb.matmul_allreduce, np.ones((16, 8)), np.ones((8, 8)), ctx)
         with contextlib.suppress(pb.ClosedError):
             ctx.close()
-
-
-def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(tmp_path):
-    run_mpi(one_rank_falls, 2, timeout=60, launch=True, file=str(tmp_path / "tuning.json"))
-
-
-@pytest.mark.parametrize("name", ["two_shot", "ring"])
-def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
-    run_on_one_node(same_bits, 3, name=name)
-
-
-def test_the_workspace_is_what_the_ranks_share():
-    run_on_one_node(shared_memory, 3)
-
-
-@pytest.mark.parametrize("nranks", [2, 4, *only_long(5), 6])
-def test_the_choice_by_rule(nranks):
-    run_on_one_node(by_rule, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
-    run_mpi(tuning, nranks, file=str(tmp_path / "tuning.json"), timeout=120)
-
-
-def test_plain_functions_go_by_what_is_measured_after_their_first_call(tmp_path):
-    run_on_one_node(tuned_after_a_call, 2, file=str(tmp_path / "tuning.json"), timeout=120)

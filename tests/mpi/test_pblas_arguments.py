@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.prototypes import PROTOTYPES
 from tests.helpers.slow import in_turn
 
@@ -213,7 +213,8 @@ def tools(comm, ictxt):
     yield "integers", None if found == (3, 12, (3, 1), (3, 0)) else f"{found}"
 
 
-def refused(comm):
+@on_ranks(4)
+def test_illegal_arguments(comm):
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
         for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
@@ -326,7 +327,8 @@ def legal_closed(known, ictxt):
     return {name: value for name, value in known.items() if ictxt != -1}
 
 
-def grids(comm):
+@on_ranks(4)
+def test_grids(comm):
     """Grids smaller than the world, of an engine's choice, from a communicator; processes outside them."""
     ictxt = pblas.gridinit(comm, "Row-major", 1, 3, engine="host")
     expected = (1, 3, 0, comm.rank) if comm.rank < 3 else (-1, -1, -1, -1)
@@ -366,7 +368,8 @@ def refused_grid(comm, arguments, info):
     return "no error"
 
 
-def closing(comm):
+@on_ranks(4)
+def test_grids_close_with_their_context(comm):
     """A grid over part of a context is closed with it."""
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "Col", 2, 1)
@@ -378,7 +381,8 @@ def closing(comm):
     )
 
 
-def matrices(comm):
+@on_ranks(4)
+def test_matrices(comm):
     """What to_scalapack and from_scalapack refuse, on every rank; leading dimensions that differ from rank to rank."""
     with pb.Context(comm, engine="host") as ctx:
         grid = pb.Grid(2, 2)
@@ -423,7 +427,8 @@ def matrices(comm):
             refuses(ctx, pb.ArgumentError, [word], ctx.zeros(descriptor).to_scalapack)
 
 
-def descriptions(comm):
+@on_ranks(4)
+def test_descriptions(comm):
     """Moves whose processes describe a matrix in different ways, or of which some are missing."""
     with pb.Context(comm, engine="host") as ctx:
         everybody, part = pblas.gridinit(ctx, "Row", 1, 4), pblas.gridinit(ctx, "Row", 1, 2)
@@ -445,7 +450,8 @@ def descriptions(comm):
         yield "all is well", None if np.array_equal(y, np.full((2, 2), comm.rank < 2)) else str(y)
 
 
-def without_elements(comm):
+@on_ranks(2)
+def test_a_process_without_elements_may_give_any_array(comm):
     """A process with rows but no columns may have LLD_ = 1, and any array; so may one with columns but no rows."""
     with pb.Context(comm, engine="host") as ctx:
         for shape, wide in (((5, 1), (1, 2)), ((1, 5), (2, 1))):  # C is on process 0 alone
@@ -483,27 +489,3 @@ def without_elements(comm):
             known |= {"beta": 0.0, "c": c, "ic": 1, "jc": 1, "descc": desc}
             yield f"LLD_ = 0 {wide}", raised(comm, "pdgeadd", known, -811)
             pblas.gridexit(ictxt)
-
-
-def test_a_process_without_elements_may_give_any_array():
-    run_mpi(without_elements, 2)
-
-
-def test_matrices():
-    run_mpi(matrices, 4)
-
-
-def test_descriptions():
-    run_mpi(descriptions, 4)
-
-
-def test_illegal_arguments():
-    run_mpi(refused, 4)
-
-
-def test_grids():
-    run_mpi(grids, 4)
-
-
-def test_grids_close_with_their_context():
-    run_mpi(closing, 4)

@@ -14,7 +14,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.context import Context
 from tests.helpers.cases import agreed_error, refuses
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 M, N, NB = 7, 9, 2
 
@@ -62,7 +62,9 @@ def told(call, given, info):
     return f"no error, expected {info}"
 
 
-def alone(comm, rank):
+@pytest.mark.parametrize("rank", [1, 2])
+@on_ranks(4)
+def test_local_routines_need_no_other_process(comm, rank):
     """One process makes the calls, legal and not; every process yields what is wrong with its own elements."""
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "Row", 2, 2)
@@ -126,12 +128,8 @@ def alone(comm, rank):
         yield "afterwards", x.wrong(np.where(np.arange(N) == 0, 2.0, np.ones((M, N))))
 
 
-def test_local_routines_need_no_other_process():
-    for rank in (1, 2):
-        run_mpi(alone, 4, rank=rank)
-
-
-def scopes(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_elements_of_process_rows_and_norms(comm):
     """p?elget of a process row or column, which calls it alone; norms and elements for all in one meeting."""
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
@@ -175,11 +173,8 @@ def scopes(comm):
             pblas.gridexit(ictxt)
 
 
-def test_elements_of_process_rows_and_norms():
-    run_on_one_node(scopes, 4)
-
-
-def unlike(comm):
+@on_ranks(2)
+def test_copies_between_other_layouts_are_collective(comm):
     """Where each process does not have the same elements, p?lacpy is collective; what is wrong is agreed on."""
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "Row", 2, 1)
@@ -205,7 +200,8 @@ def unlike(comm):
         refuses(ctx, pb.RankMismatchError, ["norm"], pblas.pdlange, *given)
 
 
-def blacs(comm):
+@on_ranks(2)
+def test_blacs_names(comm):
     """BLACS's own names: grids as Fortran programs make and free them."""
     ictxt = pblas.blacs_get(-1, 0)
     yield "system context", None if ictxt == 0 else f"{ictxt}"
@@ -225,15 +221,8 @@ def blacs(comm):
         pblas.blacs_exit()
 
 
-def test_blacs_names():
-    run_mpi(blacs, 2)
-
-
-def test_copies_between_other_layouts_are_collective():
-    run_mpi(unlike, 2)
-
-
-def illegal_copies(comm):
+@on_ranks(2)
+def test_illegal_arguments_of_one_process_in_local_copies(comm):
     """What one process gives wrongly does not make it wait for others, whose own copies are done."""
     with pb.Context(comm, engine="host") as ctx:
         ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
@@ -268,7 +257,8 @@ class Raises:
     __getitem__ = __iter__ = __len__ = __eq__ = __hash__ = __index__ = __float__ = _raise
 
 
-def illegal_here(comm):
+@on_ranks(2)
+def test_illegal_arguments_of_one_process_leave_nobody_waiting(comm):
     """A process whose arguments hide what others do is not left waiting, nor are they: of scopes and contexts, too."""
     bad = comm.rank == 1
     array, y = np.arange(144.0).reshape(12, 12, order="F"), np.zeros((12, 12), order="F")
@@ -338,11 +328,3 @@ def illegal_here(comm):
         except pb.RankMismatchError as found:
             error = str(found)
         yield "a row without one", None if "rank 1 makes another call: it waits in eye" in error else error
-
-
-def test_illegal_arguments_of_one_process_leave_nobody_waiting():
-    run_mpi(illegal_here, 2)
-
-
-def test_illegal_arguments_of_one_process_in_local_copies():
-    run_mpi(illegal_copies, 2)

@@ -20,7 +20,7 @@ from tests.helpers.cases import (
     refuses,
     scattered,
 )
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 
 
 def _square(ctx, extent, block, dtype="float64", grid=None, **more):
@@ -29,7 +29,8 @@ def _square(ctx, extent, block, dtype="float64", grid=None, **more):
     )
 
 
-def misuse(comm):
+@on_ranks(3)
+def test_plans_refuse_what_does_not_lie_as_planned(comm):
     rng = np.random.default_rng(42)
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
         d = _square(ctx, 12, 3)
@@ -88,7 +89,8 @@ def misuse(comm):
             plan.close()
 
 
-def ends(comm):
+@on_ranks(1, 3)
+def test_how_plans_and_contexts_end(comm):
     closed = []
     with pb.Context(comm, engine="host") as ctx:
         d = _square(ctx, 8, 2)
@@ -125,7 +127,8 @@ def ends(comm):
         yield "another one can be opened", misplaced(ctx.zeros(d), np.zeros((8, 8)))
 
 
-def choices(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_auto_goes_by_memory_and_says_why(comm):
     """What "auto" takes: by the memory of the node that has least, and it says why."""
     HostOperations.panel = 64
     available = [1 << 40]
@@ -242,19 +245,6 @@ def long_messages_hold_little(comm):
                     misplaced(result, x @ x), None if peak < limit else f"{peak} bytes, expected < {limit}"
                 ),
             )
-
-
-def test_plans_refuse_what_does_not_lie_as_planned():
-    run_mpi(misuse, 3)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_how_plans_and_contexts_end(nranks):
-    run_mpi(ends, nranks)
-
-
-def test_auto_goes_by_memory_and_says_why():
-    run_on_one_node(choices, 4)
 
 
 @pytest.mark.parametrize("per_node", [4, 2, 1])

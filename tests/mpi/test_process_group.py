@@ -19,7 +19,7 @@ from pblasmp import _core, launch
 from pblasmp.comm import machines_of, wrap
 from tests.helpers import inside
 from tests.helpers.factor_cases import panels_of
-from tests.helpers.mpi import ROOT, RanksFailedError, run_torch, starts_ranks
+from tests.helpers.mpi import ROOT, RanksFailedError, on_ranks, run_torch, starts_ranks
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
 pytestmark = starts_ranks
@@ -158,14 +158,10 @@ def products(group: Any) -> Any:
             yield f"{per_node} agreement", error or None
 
 
-def everything(group: Any) -> Any:
+@on_ranks(1, 4, runner=run_torch)
+def test_communicators_and_products(group: Any) -> Any:
     yield from communicators(group)
     yield from products(group)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_communicators_and_products(nranks):
-    run_torch(everything, nranks)
 
 
 def waits(group: Any) -> float:

@@ -7,7 +7,6 @@ import math
 from functools import partial
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
@@ -23,7 +22,7 @@ from tests.helpers.cases import (
     refuses,
     scattered,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 
 NORMS = {
@@ -48,8 +47,9 @@ def same(found, expected):
     return None if np.array_equal(found, expected) else f"{found}, expected {expected}"
 
 
-def against_numpy(comm, seed):
-    rng = np.random.default_rng(seed)
+@on_ranks(1, *only_long(2), 4, *only_long(6))
+def test_reductions_are_numpy_s(comm):
+    rng = np.random.default_rng(41 + comm.size)
     with pb.Context(comm, engine="host") as ctx:
         for count in range(draws(8, long=24)):
             shape = pick(rng, ((17, 13), (1, 9), (30, 2), (0, 5), (5, 0), (0, 0), (12, 12)))
@@ -73,7 +73,8 @@ def against_numpy(comm, seed):
             yield f"{count}: {a.descriptor}", wrong
 
 
-def extremes(comm):
+@on_ranks(1, 4)
+def test_extremes(comm):
     """Neither overflow nor underflow where the norm is a number; NaN and infinity come through."""
     with pb.Context(comm, engine="host") as ctx:
         kinds = {"float64": (1e300, 1e-300, 5e-324), "complex128": (1e300 + 1e300j, 1e-300j, 5e-324)}
@@ -113,7 +114,8 @@ def extremes(comm):
         yield "infinity and NaN", None if all(math.isnan(both.norm(which)) for which in NORMS) else "a number"
 
 
-def same_bits(comm):
+@on_ranks(1, 3, *only_long(6))
+def test_the_same_bits_everywhere(comm):
     """Numbers whose sum depends on the order: every rank, and every run, has the same."""
     rng = np.random.default_rng(43)
     with pb.Context(comm, engine="host") as ctx:
@@ -140,7 +142,8 @@ class NoIndex:
         raise RuntimeError("unknown until the program runs")
 
 
-def errors(comm):
+@on_ranks(1, 4)
+def test_errors(comm):
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.zeros((6, 8), block=2)
         for which in (2, -1, -np.inf, "nuc", None, [1], "one", np.nan, True):
@@ -166,19 +169,3 @@ def errors(comm):
             refuses(ctx, pb.RankMismatchError, ["ord"], a.norm, which)
             axis = 1 if comm.rank else 0
             refuses(ctx, pb.RankMismatchError, ["axis"], a.sum, axis)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_reductions_are_numpy_s(nranks):
-    run_mpi(against_numpy, nranks, seed=41 + nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize("cases", [extremes, errors])
-def test_extremes_and_errors(cases, nranks):
-    run_mpi(cases, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3, *only_long(6)])
-def test_the_same_bits_everywhere(nranks):
-    run_mpi(same_bits, nranks)

@@ -7,7 +7,6 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.layout.schemes import OPS as SCHEME_OPS
@@ -22,7 +21,7 @@ from tests.helpers.cases import (
     refuses,
     scattered,
 )
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn, only_long
 
@@ -74,7 +73,8 @@ def one(ctx, rng, p, algo, **how):
     return wrong
 
 
-def every_product(comm):
+@on_ranks(1, *only_long(2), 3, 4, *only_long(6))
+def test_every_op_in_every_mix_of_orders(comm):
     """By one after the other of the algorithms that take it."""
     rng, taken = np.random.default_rng(55), set()
     with pb.Context(comm, engine="host") as ctx:
@@ -91,12 +91,8 @@ def every_product(comm):
         yield "by push", f"{missing} were not drawn" if missing else None
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, 4, *only_long(6)])
-def test_every_op_in_every_mix_of_orders(nranks):
-    run_mpi(every_product, nranks)
-
-
-def unread_c(comm):
+@on_ranks(3)
+def test_a_c_that_is_not_read_changes_nothing_and_what_is_no_scheme(comm):
     """With beta = 0 a given C changes nothing: neither the algorithms nor the result."""
     with pb.Context(comm, engine="host") as ctx:
         p = pb.MatmulProblem.matmul_allreduce(
@@ -128,7 +124,3 @@ def unread_c(comm):
         refuses(
             ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_b="T", scheme=mine
         )
-
-
-def test_a_c_that_is_not_read_changes_nothing_and_what_is_no_scheme():
-    run_mpi(unread_c, 3)

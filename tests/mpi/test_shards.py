@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.tensor_parallel import shard
 from tests.helpers.cases import refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import only_long
 
 
@@ -30,7 +30,8 @@ class Shared:
         return self._array.__dlpack_device__()
 
 
-def parts(comm):
+@on_ranks(1, 3, *only_long(2, 4, 5, 6))
+def test_parts(comm):
     """Parts of rows and of columns that come out even or not, of both orders and of several types."""
     with pb.Context(comm, engine="host") as ctx:
         for rows, axis, order in (
@@ -102,11 +103,6 @@ def faults(ctx):
         refuses(ctx, pb.LayoutError, ["C order on all ranks", "ranks have C", ", F: "], shards, orders)
     x = ctx.zeros((3, 3), block=1)
     refuses(ctx, pb.ArgumentError, ["axis: expected 0 or 1"], x.to_dlpack_shard, "0")
-
-
-@pytest.mark.parametrize("nranks", [1, 3, *only_long(2, 4, 5, 6)])
-def test_parts(nranks):
-    run_mpi(parts, nranks)
 
 
 def jax_arrays(comm, port):

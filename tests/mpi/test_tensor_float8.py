@@ -13,7 +13,7 @@ import pblasmp as pb
 from tests.helpers import inside
 from tests.helpers.cases import agreed_error, first, refuses, unlike
 from tests.helpers.float8 import E4, E5
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, other_split
 from tests.helpers.tensor_float8 import OF_W, TYPES, Case
@@ -25,7 +25,8 @@ def sizes(p):
     return (16 * p, 32 * p, 48 * p), (7 * p + 1, 5 * p + 2, 3 * p + 1), (1, 1, 1), (0, 3, 2), (3, 2, 0)
 
 
-def every_product(comm):
+@on_ranks(1, *only_long(2), 3, *only_long(4), timeout=120)
+def test_every_form_and_type(comm):
     rng = np.random.default_rng(71)
     with pb.Context(comm, engine="host") as ctx:
         for form, types, (t, n, k) in in_turn(FORMS, TYPES, sizes(comm.size), keep=5, first=comm.size):
@@ -46,7 +47,8 @@ def every_product(comm):
             yield f"gathered {t}", case.wrong(y) or unlike(gathered, case.whole_x)
 
 
-def in_place(comm):
+@on_ranks(1, 3)
+def test_in_place(comm):
     """C of the result's type may be the result; a call without scales has ones; out tells the type."""
     rng = np.random.default_rng(72)
     with pb.Context(comm, engine="host") as ctx:
@@ -70,7 +72,8 @@ def in_place(comm):
             yield f"{form} {t} out", None if same and (out == out.dtype.type(total / 8)).all() else f"{out}"
 
 
-def other_tokens(comm):
+@on_ranks(2, *only_long(3), runner=run_on_one_node)
+def test_other_numbers_of_tokens(comm):
     """Another number of tokens takes a single vote; scales are read each time, and a wrong one is found in time."""
     rng, p = np.random.default_rng(74), comm.size
     with pb.Context(comm, engine="host") as ctx:
@@ -88,7 +91,8 @@ def other_tokens(comm):
             refuses(ctx, pb.ArgumentError, ["scales: a: expected 1 float32, got 2"], case)
 
 
-def plans(comm):
+@on_ranks(1, *only_long(2), 3)
+def test_plans(comm):
     """Each run reads scales in arrays; others take their place; a buffer has the planned type; there are no graphs."""
     rng = np.random.default_rng(73)
     with pb.Context(comm, engine="host") as ctx:
@@ -133,7 +137,8 @@ def plans(comm):
         yield "one plan", None if len(made) == 1 else f"{len(made)} plans"
 
 
-def bytes_(comm):
+@on_ranks(1, 2)
+def test_bytes(comm):
     """Results without a type given for them."""
     with pb.Context(comm, engine="host") as ctx:
         for form in FORMS:
@@ -150,7 +155,8 @@ def bytes_(comm):
             )
 
 
-def refused(comm):
+@on_ranks(1, 3)
+def test_what_is_refused(comm):
     p = comm.size
     with pb.Context(comm, engine="host") as ctx:
         last = comm.rank == p - 1
@@ -222,36 +228,6 @@ def tensors(comm):
                 buffer.copy_(x)
                 good = buffer.dtype == torch.float8_e4m3fn and bool((plan().float() == total / 2).all())
                 yield f"{form} plan", None if good else f"{buffer}"
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(3)])
-def test_other_numbers_of_tokens(nranks):
-    run_on_one_node(other_tokens, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
-def test_every_form_and_type(nranks):
-    run_mpi(every_product, nranks, timeout=120)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_in_place(nranks):
-    run_mpi(in_place, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3])
-def test_plans(nranks):
-    run_mpi(plans, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_bytes(nranks):
-    run_mpi(bytes_, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_what_is_refused(nranks):
-    run_mpi(refused, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

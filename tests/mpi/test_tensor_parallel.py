@@ -15,7 +15,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers import inside
 from tests.helpers.cases import TYPES, agreed_error, first, numbers, pick, refuses, unlike
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, sizes
 
@@ -27,7 +27,8 @@ def small(rng, shape, dtype):
     return rng.integers(-2, 3, shape).astype(dtype)
 
 
-def every_product(comm):
+@on_ranks(*SIZES, timeout=120)
+def test_every_type_and_size(comm):
     """By one after the other of the algorithms that take it."""
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
@@ -66,7 +67,8 @@ def every_product(comm):
             )
 
 
-def layouts(comm):
+@on_ranks(1, *only_long(2), 3, *only_long(4))
+def test_layouts(comm):
     """Leading dimensions, other splits, other memory, other types, all of X gathered."""
     rng = np.random.default_rng(62)
     p = comm.size
@@ -108,7 +110,8 @@ def layouts(comm):
             yield f"gathered, {t}", first(unlike(y, case.expected()), unlike(gathered, case.x))
 
 
-def misuse(comm):
+@on_ranks(1, 3)
+def test_misuse(comm):
     rng = np.random.default_rng(63)
     p = comm.size
     with pb.Context(comm, engine="host") as ctx:
@@ -192,7 +195,8 @@ def misuse(comm):
     yield "closed", wrong
 
 
-def plans(comm):
+@on_ranks(1, *only_long(2), 3, *only_long(4))
+def test_plans(comm):
     rng = np.random.default_rng(64)
     p = comm.size
     with pb.Context(comm, engine="host") as ctx:
@@ -265,7 +269,8 @@ def plans(comm):
             yield "gathered by a plan", first(unlike(y, case.expected()), unlike(gathered, case.x))
 
 
-def kept(comm):
+@on_ranks(*only_long(1), 2)
+def test_plans_are_kept_but_not_arrays(comm):
     """The plain functions plan once for each shape, keep a few plans, and no array of the user's."""
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
@@ -309,7 +314,8 @@ def _of_a_model(rng, comm, ctx, made):
     return None if (len(made), ctx.kept.evictions, wrong) == (len(cases), 0, []) else told
 
 
-def copies(comm):
+@on_ranks(*only_long(1), 2, runner=run_on_one_node)
+def test_no_operand_is_copied(comm):
     """A product into ``out`` takes no memory but messages, and what 16-bit types are multiplied in."""
     rng = np.random.default_rng(66)
     with pb.Context(comm, engine="host") as ctx:
@@ -376,7 +382,8 @@ def tensors(comm):
         refuses(ctx, pb.ArgumentError, words, pb.matmul_allgather, ints, ints, ctx)
 
 
-def repeated(comm):
+@on_ranks(1, *only_long(2), 3, *only_long(4))
+def test_repeated_calls(comm):
     """A call that all ranks repeat takes one vote; where one rank's arrays are others, all are read anew."""
     rng, p = np.random.default_rng(66), comm.size
     with pb.Context(comm, engine="host") as ctx:
@@ -505,41 +512,6 @@ def test_other_numbers_of_tokens(nranks):
     run_on_one_node(other_tokens, nranks)
     if nranks > 1:
         run_on_one_node(few_tokens, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
-def test_repeated_calls(nranks):
-    run_mpi(repeated, nranks)
-
-
-@pytest.mark.parametrize("nranks", SIZES)
-def test_every_type_and_size(nranks):
-    run_mpi(every_product, nranks, timeout=120)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
-def test_layouts(nranks):
-    run_mpi(layouts, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_misuse(nranks):
-    run_mpi(misuse, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 3, *only_long(4)])
-def test_plans(nranks):
-    run_mpi(plans, nranks)
-
-
-@pytest.mark.parametrize("nranks", [*only_long(1), 2])
-def test_plans_are_kept_but_not_arrays(nranks):
-    run_mpi(kept, nranks)
-
-
-@pytest.mark.parametrize("nranks", [*only_long(1), 2])
-def test_no_operand_is_copied(nranks):
-    run_on_one_node(copies, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])

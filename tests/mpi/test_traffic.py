@@ -20,7 +20,7 @@ from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
 from tests.helpers.cases import SIZES, grids, layout, pick, short_messages
 from tests.helpers.level3 import legal_flags, shapes
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tensor_cases import FORMS
 
@@ -209,7 +209,8 @@ def of_forms(ctx, per_node):
                     yield f"{form} {t} x {n} x {k} {algo}", wrong
 
 
-def run_moves(comm):
+@on_ranks(6)
+def test_moves(comm):
     rng = np.random.default_rng(7)
     with pb.Context(comm, engine="host") as ctx, short_messages(64):
         wire = Wire(ctx)
@@ -236,10 +237,6 @@ def run_moves(comm):
 def test_routines_and_forms(run, nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     run_on_one_node(run, nranks, per_node=per_node)
-
-
-def test_moves():
-    run_mpi(run_moves, 6)
 
 
 # -- factorizations

@@ -20,7 +20,7 @@ from pblasmp.matrix import verification
 from pblasmp.tuning import measurements
 from tests.helpers import inside
 from tests.helpers.cases import first
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 
 class Nudged:
@@ -56,7 +56,8 @@ def rounding_otherwise(here):
         yield
 
 
-def unlike(comm):
+@on_ranks(2, timeout=30)
+def test_ranks_that_round_differently(comm):
     """Numbers are the same on every rank, and how they are computed never depends on a rank's own rounding."""
     rng = np.random.default_rng(91)
     with pb.Context(comm, engine="host") as ctx, rounding_otherwise(comm.rank == comm.size - 1):
@@ -92,10 +93,6 @@ def equally_fast(ctx):
             )
         yield f"equally fast by {count + 1} measurements", same
     known.entries.clear()
-
-
-def test_ranks_that_round_differently():
-    run_mpi(unlike, 2, timeout=30)
 
 
 POINTERS = {
@@ -136,7 +133,8 @@ def finding(ctx, info, pivots):
     followed(ctx, "getrf", say)
 
 
-def other_results(comm):
+@on_ranks(2, runner=run_on_one_node)
+def test_ranks_that_find_other_pivots(comm):
     """Every rank factors all of a small matrix, one finds something else: the next call of any kind says so."""
     whole, last = np.eye(8) * 40 + np.arange(64).reshape(8, 8) % 5, comm.rank == comm.size - 1
     singular = "exactly singular"
@@ -209,11 +207,8 @@ def other_results(comm):
             ctx.close()
 
 
-def test_ranks_that_find_other_pivots():
-    run_on_one_node(other_results, 2)
-
-
-def other_threads(comm):
+@on_ranks(2, runner=run_on_one_node)
+def test_ranks_with_other_numbers_of_threads(comm):
     """Ranks whose BLAS have other numbers of threads do not each compute the same."""
     last = comm.rank == comm.size - 1
     whole = np.eye(8) * 40 + np.arange(64).reshape(8, 8) % 5
@@ -247,11 +242,8 @@ def other_threads(comm):
         yield "elements solved for", None if elements == 2 * whole.size else f"{elements}"
 
 
-def test_ranks_with_other_numbers_of_threads():
-    run_on_one_node(other_threads, 2)
-
-
-def pivots_of_nan(comm):
+@on_ranks(1, 2, runner=run_on_one_node)
+def test_pivots_among_nan(comm):
     """A BLAS may find no largest element among NaN: pivots are rows of the matrix nevertheless, also there."""
     whole = np.full((6, 6), np.nan)
     for wrong in (0, -3, 99):
@@ -262,8 +254,3 @@ def pivots_of_nan(comm):
             yield f"pivots {wrong}", None if ((pivots >= 0) & (pivots < 6)).all() else f"{pivots}"
             for name, found in (("solve", pb.linalg.solve(a, a)), ("inv", pb.linalg.inv(a))):
                 yield f"{name} {wrong}", None if np.isnan(found.allgather()).all() else "numbers"
-
-
-def test_pivots_among_nan():
-    for nranks in (1, 2):
-        run_on_one_node(pivots_of_nan, nranks)  # the BLAS of the compiled core

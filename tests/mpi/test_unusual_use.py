@@ -15,10 +15,11 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 
 
-def copies(_):
+@on_ranks(1, 2)
+def test_copies_by_the_module_copy_compute_with_their_own_values(comm):
     with pb.Context(engine="host") as ctx:
         rng = np.random.default_rng(0)
         values = [rng.integers(-4, 5, (8, 8)).astype(float) for _ in range(2)]
@@ -38,12 +39,8 @@ def copies(_):
         assert np.array_equal(both[1].allgather(), np.ones((8, 8)))
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_copies_by_the_module_copy_compute_with_their_own_values(size):
-    run_mpi(copies, size)
-
-
-def resized(_):
+@on_ranks(1, 2)
+def test_numpy_does_not_resize_local_arrays(comm):
     with pb.Context(engine="host") as ctx:
         like = ctx.scatter(np.eye(6), block=(2, 2))
         mine = np.ones(like.local.shape)
@@ -56,11 +53,6 @@ def resized(_):
                 pb.matmul(matrix, matrix)
         del a, matrix
         mine.resize((2, 2), refcheck=False)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_numpy_does_not_resize_local_arrays(size):
-    run_mpi(resized, size)
 
 
 def midst(comm):
@@ -90,11 +82,12 @@ def test_with_several_ranks_a_call_in_the_midst_of_another_is_an_error():
     assert "rank 1 left matmul with ClosedError: matmul was called in the midst of matmul" in first
 
 
-def derived_arrays(_, path):
+@on_ranks(1, 2)
+def test_local_arrays_of_derived_classes(comm, directory):
     """np.matrix has other products; np.memmap is as fast as an array."""
     with pb.Context(engine="host") as ctx:
         x = ctx.random((8, 8), block=(2, 2), seed=1)
-        memory = np.memmap(f"{path}/{ctx.rank}", float, "w+", shape=x.local.shape)
+        memory = np.memmap(f"{directory}/{ctx.rank}", float, "w+", shape=x.local.shape)
         memory[...] = x.local
         for mine in (x.local.view(np.matrix), memory):
             a = ctx.from_local(mine, x.descriptor)
@@ -112,11 +105,6 @@ def derived_arrays(_, path):
         for mine in (values, values.view(np.matrix)):
             found = pblas.pddot(5, None, mine, 1, 2, desc, 1, mine, 1, 3, desc, 1)
             assert found == (ctx.rank == 0) * values[:, 1] @ values[:, 2]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_local_arrays_of_derived_classes(size, tmp_path):
-    run_mpi(derived_arrays, size, path=str(tmp_path))
 
 
 class Hashless(str):

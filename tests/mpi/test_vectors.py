@@ -15,10 +15,11 @@ from pblasmp import _core, pblas
 from tests.helpers import inside
 from tests.helpers.calls import DTYPES, vector
 from tests.helpers.cases import layout, numbers, refuses, scattered
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 
-def extremes(comm):
+@on_ranks(1, 4)
+def test_reductions_and_swap(comm):
     """Norms that LAPACK's scaling saves; infinities and NaN; results that must not differ from rank to rank."""
     rng = np.random.default_rng(63)
     with pb.Context(comm, engine="host") as ctx:
@@ -256,12 +257,13 @@ def mistakes(comm):
             refuses(ctx, pb.ArgumentError, words, call, frozen, **how)
 
 
-def planned(comm, file):
+@on_ranks(2)
+def test_plans_of_vectors(comm, tuning_file):
     """Functions of vectors that return one are tuned like others; scal takes itself, or its transpose."""
     rng = np.random.default_rng(67)
     square, left = np.eye(12) * 20 + rng.random((12, 12)), rng.random((12, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", file)
+        patch.setenv("PBLASMP_TUNING", tuning_file)
         with pb.Context(comm, engine="host") as ctx:
             a = scattered(ctx, layout(rng, square.shape, comm.size), square)
             for x in (ctx.scatter(left, block=3), ctx.scatter(left.T.copy(), block=3).T, ctx.full((1, 1), 7)):
@@ -296,20 +298,8 @@ def planned(comm, file):
             refuses(ctx, pb.RankMismatchError, words, asks, pb.matmul, a, a)
 
 
-def test_plans_of_vectors(tmp_path):
-    run_mpi(planned, 2, file=str(tmp_path / "tuning.json"))
-
-
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_reductions_and_swap(nranks):
-    run_mpi(extremes, nranks)
-
-
-def test_mistakes_and_what_moves():
-    run_on_one_node(others, 4)
-
-
-def others(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_mistakes_and_what_moves(comm):
     mistakes(comm)
     yield from factors(comm)
     yield from what_moves(comm)

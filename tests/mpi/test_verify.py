@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.cases import agreed_error, refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import in_turn, only_long
 
 DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
@@ -73,7 +73,8 @@ def spoil(x, kind):
 SPOILED = ("nan", "inf", "overflow", "many")
 
 
-def not_finite(comm, grid):
+@on_ranks(4, timeout=120, grid=(2, 2))
+def test_not_finite(comm, grid):
     """NaN, infinities and overflow in A, B or C: the product is right; with one element changed it is not."""
     m, n, k = 23, 19, 31
     rng = np.random.default_rng(5)
@@ -114,11 +115,8 @@ def not_finite(comm, grid):
                 yield f"{name}, {value:.0f} in D", f"{bad} though D is wrong" if bad else None
 
 
-def test_not_finite():
-    run_mpi(not_finite, 4, timeout=120, grid=(2, 2))
-
-
-def exactly(comm):
+@on_ranks(1, 4)
+def test_exactly(comm):
     """Every element is compared, also those of sub-matrices, of other orders and of all copies of an AllReduce."""
     rng = np.random.default_rng(8)
     with pb.Context(comm, engine="host") as ctx:
@@ -157,7 +155,8 @@ def exactly(comm):
             yield f"{dtype} {order}, everywhere", None if same else "the ranks have different answers"
 
 
-def schemes(comm):
+@on_ranks(1, 2, *only_long(4))
+def test_schemes(comm):
     """The layouts of tensor-parallel products: every copy of the result of an AllReduce is checked."""
     with pb.Context(comm, engine="host") as ctx:
         for scheme, order in itertools.product(pb.layout.schemes.SCHEMES, "CF"):
@@ -177,16 +176,6 @@ def schemes(comm):
             yield f"{scheme} {order}, the last rank is wrong", f"{found}" if found else None
 
 
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_exactly(nranks):
-    run_mpi(exactly, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_schemes(nranks):
-    run_mpi(schemes, nranks)
-
-
 def test_a_verification_says_what_it_found():
     assert pb.Verification(1e-16, 1e-15)
     assert not pb.Verification(1e-14, 1e-15)
@@ -194,7 +183,8 @@ def test_a_verification_says_what_it_found():
     assert not pb.Verification(0.0, 1e-15, wrong=1)
 
 
-def followed(comm):
+@on_ranks(1, 2, *only_long(4))
+def test_epilogues_and_scales(comm):
     """A bias, activations and scales: what is right passes, and the same D does not pass as another product."""
     rng = np.random.default_rng(12)
     grid = pb.Grid.squarest(comm.size)
@@ -255,8 +245,3 @@ def followed(comm):
             {"scales": pb.Scales(a=np.zeros(1, np.uint8), b=np.zeros(1, np.uint8), mode="block")},
         ):
             refuses(ctx, pb.UnsupportedError, ["verify: "], pb.verify, a, a, None, a, **how)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_epilogues_and_scales(nranks):
-    run_mpi(followed, nranks)

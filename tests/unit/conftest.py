@@ -20,3 +20,9 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return build(tmp_path_factory.mktemp(f"cublasmp-{version}-"), version, omit=omit)
 
     return make
+
+
+@pytest.fixture
+def path(stand_in: Callable[..., str]) -> str:
+    """The path of the stand-in for version 0.10."""
+    return stand_in(1000)

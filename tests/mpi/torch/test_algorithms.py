@@ -21,7 +21,7 @@ import pblasmp.torch as pt
 from pblasmp.runtime.planned import UserCall
 from pblasmp.runtime.plans import Plan
 from tests.helpers import inside
-from tests.helpers.mpi import run_mpi, run_on_one_node, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
     PRODUCTS,
@@ -350,7 +350,8 @@ def unlike(ctx: pb.Context) -> None:
         y.sum().backward()
 
 
-def refuses(comm: Any) -> None:
+@on_ranks(2)
+def test_algorithms_that_refuse(comm: Any) -> None:
     """An algorithm that refuses the product raises that on every rank, forward and back: nothing else is taken."""
     os.environ["PBLASMP_RANKS_PER_NODE"] = "1"
     try:
@@ -368,9 +369,10 @@ def refuses(comm: Any) -> None:
         del os.environ["PBLASMP_RANKS_PER_NODE"]
 
 
-def measures(comm: Any, file: str) -> None:
+@on_ranks(2)
+def test_measuring_in_the_first_pass(comm: Any, tuning_file: str) -> None:
     """``algo="measure"``, as of the functions of pblasmp."""
-    os.environ["PBLASMP_TUNING"] = file
+    os.environ["PBLASMP_TUNING"] = tuning_file
     try:
         with host(comm) as ctx:
             layer = pt.RowParallelLinear(12, 16, ctx=ctx, algo="measure")
@@ -383,7 +385,9 @@ def measures(comm: Any, file: str) -> None:
 # -- torch.compile
 
 
-def compiled(comm: Any, backend: str) -> Iterator[Case]:
+@starts_ranks
+@on_ranks(2, runner=run_on_one_node, timeout=500, launch=True, backend="aot_eager")
+def test_compiled(comm: Any, backend: str) -> Iterator[Case]:
     """torch.compile without a graph break: what is named runs, and what there is not is refused when it runs."""
     import_compiler()
     with host(comm) as ctx:
@@ -435,16 +439,3 @@ def test_with_mpirun(nranks):
 @starts_ranks
 def test_with_torchrun():
     run_torch(everything, 2, timeout=300)
-
-
-def test_algorithms_that_refuse():
-    run_mpi(refuses, 2)
-
-
-def test_measuring_in_the_first_pass(tmp_path):
-    run_mpi(measures, 2, file=str(tmp_path / "tuning.json"))
-
-
-@starts_ranks
-def test_compiled():
-    run_on_one_node(compiled, 2, timeout=500, launch=True, backend="aot_eager")

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
     Case,
@@ -340,7 +340,8 @@ def subgroups() -> str | None:
     return None
 
 
-def halves(comm: Any) -> None:
+@on_ranks(4, timeout=300)
+def test_groups_of_mpi_without_a_process_group(comm: Any) -> None:
     """Contexts of MPI's sub-communicators, where nobody made a process group."""
     if isinstance(comm, dist.ProcessGroup):
         return
@@ -423,7 +424,3 @@ def test_compiled(launcher, backend, sequence_parallel, tokens):
         pytest.skip("inductor needs a C++ compiler")
     how = {"backend": backend, "sequence_parallel": sequence_parallel, "tokens": tokens}
     RUN[launcher](compiled, 2, timeout=500, **how)
-
-
-def test_groups_of_mpi_without_a_process_group():
-    run_mpi(halves, 4, timeout=300)

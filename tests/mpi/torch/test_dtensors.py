@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -15,11 +14,12 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch.meshes import mesh_of
 from tests.helpers.cases import refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.torch_ranks import Case, host
 
 
-def there_and_back(comm: Any) -> Iterator[Case]:
+@on_ranks(2, 3)
+def test_there_and_back(comm: Any) -> Iterator[Case]:
     with host(comm) as ctx:
         mesh = mesh_of(ctx)
         assert mesh is not None
@@ -51,11 +51,6 @@ def there_and_back(comm: Any) -> Iterator[Case]:
         words = ["shard: a gradient is required"]
         refuses(ctx, pb.ArgumentError, words, ctx.from_dlpack_shards, gradients)
         refuses(ctx, pb.ArgumentError, ["x: expected a DistributedMatrix"], pt.to_dtensor, whole)
-
-
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_there_and_back(nranks: int) -> None:
-    run_mpi(there_and_back, nranks)
 
 
 def test_of_one_process() -> None:

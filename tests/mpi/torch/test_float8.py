@@ -29,7 +29,7 @@ import pblasmp.torch as pt
 from pblasmp.torch import float8
 from tests.helpers import inside
 from tests.helpers.docs import DOCS, blocks
-from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
     UNEVEN,
@@ -67,7 +67,8 @@ def everything(comm: Any) -> Iterator[Case]:
             yield case.__name__, failure(case, ctx)
 
 
-def page(comm: Any) -> None:
+@on_ranks(4, timeout=300)
+def test_the_script_of_the_page(comm: Any) -> None:
     """The scripts of docs/torch.md and docs/torch-8-bits.md: what they train gets better."""
     torch.set_num_threads(1)
     for name in ("torch", "torch-8-bits"):
@@ -602,7 +603,9 @@ def tensor_cores(ctx: pb.Context) -> None:
 # -- FSDP2
 
 
-def fsdp(comm: Any) -> list[Case]:
+@starts_ranks
+@on_ranks(4, runner=run_torch, timeout=300)
+def test_with_fsdp(comm: Any) -> list[Case]:
     """Sharded along the other dimension of a mesh, layers train as they do without: all have the same tokens."""
     with world(comm):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -835,10 +838,6 @@ def test_with_mpirun(nranks):
     run_mpi(everything, nranks, timeout=300)
 
 
-def test_the_script_of_the_page():
-    run_mpi(page, 4, timeout=300)
-
-
 @starts_ranks
 def test_with_torchrun():
     run_torch(everything, 2, timeout=300)
@@ -851,11 +850,6 @@ def test_histories_are_loaded_on_other_numbers_of_ranks(tmp_path, run):
     run(save, 4, timeout=300, directory=str(tmp_path))
     for nranks in (2, 1):
         run(load, nranks, timeout=300, directory=str(tmp_path))
-
-
-@starts_ranks
-def test_with_fsdp():
-    run_torch(fsdp, 4, timeout=300)
 
 
 @starts_ranks

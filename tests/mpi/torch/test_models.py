@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import parameters
-from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
     Case,
@@ -943,7 +943,9 @@ CASES = (
 # -- contexts one after the other
 
 
-def later_contexts(comm: Any) -> Iterator[Case]:
+@starts_ranks
+@on_ranks(1, 2, timeout=300, launch=True)
+def test_compiled_code_runs_in_later_contexts(comm: Any) -> Iterator[Case]:
     """Compiled code runs in a later context with the same ranks, without being compiled again."""
     compiled = 0
 
@@ -1003,7 +1005,10 @@ def peak_bytes(make: Callable[[], object], kept: list[object]) -> int:
     return of_status("VmHWM") - before
 
 
-def large(comm: Any) -> None:
+@starts_ranks
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of memory")
+@on_ranks(4, timeout=300, launch=True)
+def test_no_rank_has_a_whole_weight(comm: Any) -> None:
     """Making a layer takes a shard and some buffers of memory, not a whole weight, on ranks that have none."""
     n, k = 8192, 4096  # 128 MiB in float32, shards of 32
     whole, kept = 4 * n * k, []
@@ -1026,7 +1031,9 @@ def large(comm: Any) -> None:
 # -- torch.compile
 
 
-def compiled(comm: Any) -> Iterator[Case]:
+@starts_ranks
+@on_ranks(2, timeout=300, launch=True)
+def test_compiled(comm: Any) -> Iterator[Case]:
     """What is between layers, several layers at once, and options, without a graph break and as in eager mode."""
     import_compiler()
     with host(comm) as ctx:
@@ -1071,20 +1078,3 @@ def test_with_mpirun(nranks):
 @starts_ranks
 def test_with_torchrun():
     run_torch(everything, 2, timeout=300)
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_compiled_code_runs_in_later_contexts(nranks):
-    run_mpi(later_contexts, nranks, timeout=300, launch=True)
-
-
-@starts_ranks
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of memory")
-def test_no_rank_has_a_whole_weight():
-    run_mpi(large, 4, timeout=300, launch=True)
-
-
-@starts_ranks
-def test_compiled():
-    run_mpi(compiled, 2, timeout=300, launch=True)

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import pblasmp as pb
 import pblasmp.torch as pt
 from tests.helpers.cases import agreed_error, refuses
-from tests.helpers.mpi import run_mpi
+from tests.helpers.mpi import on_ranks
 from tests.helpers.torch_ranks import Case, host, world
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
@@ -26,7 +26,8 @@ FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmu
 # -- gradients
 
 
-def lost_gradients(comm: Any) -> Iterator[Case]:
+@on_ranks(2)
+def test_gradients_are_not_lost(comm: Any) -> Iterator[Case]:
     with host(comm) as ctx:
         for form in FORMS:
             yield from lost_by(ctx, form)
@@ -80,7 +81,8 @@ def lost_by(ctx: pb.Context, form: str) -> Iterator[Case]:
 # -- calls that other ranks do not make
 
 
-def different_calls(comm: Any) -> Iterator[Case]:
+@on_ranks(2)
+def test_different_calls(comm: Any) -> Iterator[Case]:
     """On contexts that have no layer yet: the first one meets the other ranks in another way."""
     linear = nn.Linear(8, 8)
     layers = {"q": linear, "k": nn.Linear(8, 8)}
@@ -148,7 +150,8 @@ def different_calls(comm: Any) -> Iterator[Case]:
                 assert row(8, 8, ctx=ctx).weight.shape == (8, 8)
 
 
-def backward_alone(comm: Any) -> Iterator[Case]:
+@on_ranks(2)
+def test_backward_alone(comm: Any) -> Iterator[Case]:
     """Rank 0 goes back through a layer, rank 1 makes another call."""
     with world(comm), host(comm) as ctx:
         a, x = ctx.eye((4, 4)), torch.ones(4, 16 // comm.size, requires_grad=True)
@@ -165,15 +168,6 @@ def backward_alone(comm: Any) -> Iterator[Case]:
             loss = layer(given).sum()
             call = a.norm if comm.rank else loss.backward
             yield name, agreed_error(ctx, pb.RankMismatchError, ["norm", "on rank 0"], call)
-
-
-def test_ranks_that_make_different_calls_do_not_wait_for_ever():
-    run_mpi(different_calls, 2)
-    run_mpi(backward_alone, 2)
-
-
-def test_gradients_are_not_lost():
-    run_mpi(lost_gradients, 2)
 
 
 # -- what layers have besides their parameters
@@ -289,7 +283,8 @@ IN_PLACE = {
 }  # fmt: skip
 
 
-def what_would_be_lost(comm: Any) -> Iterator[Case]:
+@on_ranks(2)
+def test_nothing_of_a_layer_is_lost_in_silence(comm: Any) -> Iterator[Case]:
     """Only rank 1 has such a layer: every rank raises, and the layer is as it was."""
     with host(comm) as ctx:
         mesh = pt.ColumnParallelLinear(8, 8, ctx=ctx).weight.device_mesh
@@ -362,7 +357,3 @@ def kept_in_place(ctx: pb.Context, mesh: Any) -> Iterator[Case]:
         parallelize_module(each, mesh, style)
     tied = words.weight is head.weight and apart.weight is not head.weight
     yield "ties", None if tied else "they are apart"
-
-
-def test_nothing_of_a_layer_is_lost_in_silence():
-    run_mpi(what_would_be_lost, 2)

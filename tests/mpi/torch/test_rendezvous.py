@@ -18,7 +18,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import meshes
 from tests.helpers.cases import agreed_error
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.torch_ranks import Case, host
 
 NODES = "pblasmp.torch.meshes.machines_of"
@@ -58,7 +58,8 @@ def works(comm: Any) -> bool:
     return bool((total == comm.size).all())
 
 
-def where_ranks_meet(comm: Any) -> Iterator[Case]:
+@on_ranks(2, runner=run_on_one_node)
+def test_the_store_listens_at_one_address(comm: Any) -> Iterator[Case]:
     before = listening()
     with host(comm) as ctx:
         pt.ColumnParallelLinear(8, 8, ctx=ctx)
@@ -99,7 +100,8 @@ def opened(addresses: set[str]) -> str | None:
     return f"open to all: {found}" if found else None
 
 
-def faults(comm: Any) -> Iterator[Case]:
+@on_ranks(2)
+def test_what_one_rank_cannot_do_all_ranks_raise(comm: Any) -> Iterator[Case]:
     """What goes wrong on one rank is raised by both, and nothing is half made."""
     last = comm.rank == 1
 
@@ -137,11 +139,3 @@ def faults(comm: Any) -> Iterator[Case]:
     with host(comm) as ctx:
         pt.RowParallelLinear(8, 8, ctx=ctx)
         yield "later", None if works(comm) else "wrong sums"
-
-
-def test_the_store_listens_at_one_address():
-    run_on_one_node(where_ranks_meet, 2)
-
-
-def test_what_one_rank_cannot_do_all_ranks_raise():
-    run_mpi(faults, 2)

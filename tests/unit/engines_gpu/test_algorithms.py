@@ -42,7 +42,7 @@ from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tensor_cases import Case
 
@@ -81,7 +81,8 @@ def on_the_gpu(lib: Witness, run: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def calls(comm: Any, path: str, count: int) -> Any:
+@on_ranks(*RANKS, count=draws(1, long=8))
+def test_calls(comm: Any, path: str, count: int) -> Any:
     with played(path, comm, width=16) as (ctx, _):
         for routine in ("matmul", *ROUTINES):
             for algo in algorithms(routine):
@@ -89,7 +90,8 @@ def calls(comm: Any, path: str, count: int) -> Any:
                     yield f"{routine} {algo} {seed}", one_call(ctx, routine, algo, seed) or None
 
 
-def schemes(comm: Any, path: str, count: int) -> Any:
+@on_ranks(*RANKS, count=draws(1, long=8))
+def test_schemes(comm: Any, path: str, count: int) -> Any:
     with played(path, comm, width=16) as (ctx, _):
         for scheme, names in PRODUCTS.items():
             for algo in names if scheme != "gemm" else ():
@@ -114,7 +116,8 @@ def eight_bits(comm: Any, path: str, keep: int) -> Any:
                 yield case, fault or None
 
 
-def tensor_parallel(comm: Any, path: str, count: int) -> Any:
+@on_ranks(*RANKS, count=draws(2, long=8))
+def test_tensor_parallel(comm: Any, path: str, count: int) -> Any:
     with played(path, comm) as (ctx, _):
         for form, names in PARALLEL.items():
             for algo in names:
@@ -122,7 +125,9 @@ def tensor_parallel(comm: Any, path: str, count: int) -> Any:
                     yield f"{form} {algo} {seed}", one_parallel(ctx, form, algo, seed) or None
 
 
-def moves(comm: Any, path: str, count: int, reach: bool) -> Any:
+@pytest.mark.parametrize("reach", [False, True])
+@on_ranks(*RANKS, count=draws(24, long=60))
+def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> Any:
     with played(path, comm) as (ctx, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "moves_unseen", lambda *_: True)
         gpu = EagerGpu() if reach else None
@@ -139,18 +144,6 @@ def moves(comm: Any, path: str, count: int, reach: bool) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
-def test_calls(stand_in, ranks):
-    run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8))
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
-def test_schemes(stand_in, ranks):
-    run_mpi(schemes, ranks, path=stand_in(1000), count=draws(1, long=8))
-
-
-@starts_ranks
 @pytest.mark.parametrize(("ranks", "dtypes"), [(1, ["float64"]), (2, ["bfloat16"]), (4, ["float32"])])
 def test_epilogues(stand_in, ranks, dtypes):
     run_mpi(what_follows, ranks, path=stand_in(1000), dtypes=dtypes, keep=draws(KEEP[ranks], long=1))
@@ -162,20 +155,8 @@ def test_float8(stand_in, ranks):
     run_mpi(eight_bits, ranks, path=stand_in(1000), keep=draws(KEEP[ranks], long=1))
 
 
-@starts_ranks
-@pytest.mark.parametrize("ranks", RANKS)
-def test_tensor_parallel(stand_in, ranks):
-    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=draws(2, long=8))
-
-
-@starts_ranks
-@pytest.mark.parametrize("reach", [False, True])
-@pytest.mark.parametrize("ranks", RANKS)
-def test_moves_by_messages(stand_in, ranks, reach):
-    run_mpi(moves, ranks, path=stand_in(1000), count=draws(24, long=60), reach=reach)
-
-
-def let_go(comm: Any, path: str) -> Any:
+@on_ranks(*only_long(1), 2)
+def test_arrays_are_let_go(comm: Any, path: str) -> Any:
     """A plan that is closed, and what a plain call was given, keep no array; nor does a product that is prepared."""
     d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid.squarest(comm.size), dtype="float32")
     every = [("matmul", "ab", algo) for algo in ("default", *algorithms("matmul"))]
@@ -199,7 +180,8 @@ def let_go(comm: Any, path: str) -> Any:
             yield f"{name} {algo}", f"held: {held}" if any(held) else None
 
 
-def repeated(comm: Any, path: str) -> Any:
+@on_ranks(*only_long(1), 2, *only_long(4))
+def test_repeated_calls(comm: Any, path: str) -> Any:
     """Plans of plain calls are kept, but for those that hold memory."""
     with played(path, comm) as (ctx, _):
         for name, how in KEPT + NOT_KEPT:
@@ -229,7 +211,8 @@ def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:
 _MOST_CALLS, _MOST_OF_QUEUES = 130, 115
 
 
-def other_tokens(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_other_tokens(comm: Any, path: str) -> Any:
     """Another number of tokens takes one vote on GPUs, no agreement of the engine, and few calls if there is memory."""
     rng = np.random.default_rng(83)
     for algos, queues in ((("push", "nccl"), False), (("auto",), True)):  # those with windows only queue here
@@ -262,19 +245,8 @@ def other_tokens(comm: Any, path: str) -> Any:
         lib.assert_clean()
 
 
-@starts_ranks
-@pytest.mark.parametrize("ranks", [*only_long(1), 2, *only_long(4)])
-def test_repeated_calls(stand_in, ranks):
-    run_mpi(repeated, ranks, path=stand_in(1000))
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", [*only_long(1), 2])
-def test_arrays_are_let_go(stand_in, ranks):
-    run_mpi(let_go, ranks, path=stand_in(1000))
-
-
-def out_of_order(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_out_of_order(comm: Any, path: str) -> Any:
     """The GPUs that are played see a stream that does not wait for what it sends, or that nothing waits for."""
     for name, message in (("start", "do not wait for what they send"), ("finish", "waits for messages")):
         with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
@@ -294,9 +266,3 @@ def out_of_order(comm: Any, path: str) -> Any:
                 yield name, "nobody saw it"
             except AssertionError as error:
                 yield name, None if message in str(error) else str(error)
-
-
-@starts_ranks
-@pytest.mark.parametrize("case", [other_tokens, out_of_order])
-def test_on_two_ranks(stand_in, case):
-    run_mpi(case, 2, path=stand_in(1000))

@@ -20,7 +20,7 @@ from pblasmp.runtime import plans
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.inside import product
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 D = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1))
 
@@ -141,7 +141,8 @@ def test_scales_in_every_form(ctx, form, kind):
     getattr(pb, form)(x, w, ctx, algo="nccl", scales=pb.Scales(a=value, b=value))
 
 
-def budgets(comm: Any, path: str) -> Any:
+@on_ranks(2, timeout=60)
+def test_budgets(comm: Any, path: str) -> Any:
     with (
         context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, lib),
     ):
@@ -157,7 +158,8 @@ def budgets(comm: Any, path: str) -> Any:
             yield f"push with {free}", None if applies == expected else f"{applies}"
 
 
-def unlike(comm: Any, path: str) -> Any:
+@on_ranks(2, timeout=60)
+def test_unlike(comm: Any, path: str) -> Any:
     """Pieces, slots and flags follow from the number of multiprocessors: it must be one number."""
     with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib:
         lib.gpu.multiprocessors = (132, 114)[comm.rank]
@@ -172,12 +174,6 @@ def unlike(comm: Any, path: str) -> Any:
             with pb.plan(pb.matmul_allreduce, x, w, ctx, algo="push") as plan:
                 starts = comm.allgather(product(plan).starts)
             yield "pieces", None if starts[0] == starts[1] else f"{starts}"
-
-
-@starts_ranks
-@pytest.mark.parametrize("case", [budgets, unlike])
-def test_ranks_that_differ(case, stand_in):
-    run_mpi(case, 2, timeout=60, path=stand_in(1000))
 
 
 class SmallGpu:

@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAlgoType, MatmulAttribute, MatmulEpilogue
 from tests.helpers.cases import agreed_error
 from tests.helpers.machine import Witness, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 SIXTEEN = {"float16": DataType.R_16F, "bfloat16": DataType.R_16BF}
@@ -135,7 +135,8 @@ def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in,
     lib.assert_clean()
 
 
-def different_environments(comm, path):
+@on_ranks(2)
+def test_multicast_that_one_rank_switches_off_is_refused_on_all(comm, path):
     """What one rank's environment says counts on all: they must choose the same algorithm."""
     setting = {"CUBLASMP_DISABLE_MULTICAST": str(int(comm.rank == 1))}
     with patch.dict(os.environ, setting), context(path, comm=comm) as (ctx, _):
@@ -145,11 +146,6 @@ def different_environments(comm, path):
         words = ["which CUBLASMP_DISABLE_MULTICAST switches off"]
         call = partial(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo="split_multicast")
         yield "refused on all ranks", agreed_error(ctx, pb.UnsupportedError, words, call)
-
-
-@starts_ranks
-def test_multicast_that_one_rank_switches_off_is_refused_on_all(stand_in):
-    run_mpi(different_environments, 2, path=stand_in(1000))
 
 
 COMPUTE = {

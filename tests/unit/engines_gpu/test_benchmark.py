@@ -9,7 +9,7 @@ from typing import Any
 import pblasmp as pb
 from benchmarks.gpu_devices import c_call, gpu_machine
 from tests.helpers.machine import machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
@@ -23,7 +23,8 @@ def test_the_benchmark_makes_the_same_call(ctx, lib):
         assert bare == [planned, planned]
 
 
-def machine_of_two(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_what_results_say_of_the_machine(comm: Any, path: str) -> Any:
     """Two GPUs of one host are on one host, and a rank that is bound to a core is on a machine of more."""
     everything = os.sched_getaffinity(0)
     with machine(path, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
@@ -35,8 +36,3 @@ def machine_of_two(comm: Any, path: str) -> Any:
     yield "hosts", None if found["hosts"] == 1 else found["hosts"]
     yield "GPUs of their own", found.get("shared")
     yield "cores", None if found["cores"] == len(os.sched_getaffinity(1)) else found["cores"]
-
-
-@starts_ranks
-def test_what_results_say_of_the_machine(stand_in):
-    run_mpi(machine_of_two, 2, path=stand_in(1000))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,7 +18,7 @@ from tests.helpers.cases import agreed_error, scattered
 from tests.helpers.factor_cases import TYPES
 from tests.helpers.fakesolver import FakeSolver
 from tests.helpers.machine import Multiplying, Witness, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.spectral_cases import KINDS, eigh, eigh_at_the_ends
 
@@ -30,7 +30,8 @@ def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeS
     return solver
 
 
-def everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+@on_ranks(*only_long(1, 2), 4)
+def test_everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
     rng = np.random.default_rng(83)
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         solver = opened(lib, patch)
@@ -203,13 +204,8 @@ def test_one_gpu_takes_cusolvermp_for_singular_values(
         assert plan.report().algorithm == name
 
 
-@pytest.mark.parametrize("nranks", [*only_long(1, 2), 4])
-@starts_ranks
-def test_everything(nranks: int, stand_in: Callable[..., str]) -> None:
-    run_mpi(everything, nranks, path=stand_in(1000))
-
-
-def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+@on_ranks(2)
+def test_without_the_library(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
     """A rank lacks the cusolvermp, or it is too old: every rank says why, once."""
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         asked = []
@@ -247,8 +243,3 @@ def without(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
             )
         middle.assert_clean()
         lib.gpu.assert_clean()
-
-
-@starts_ranks
-def test_without_the_library(stand_in: Callable[..., str]) -> None:
-    run_mpi(without, 2, path=stand_in(1000))

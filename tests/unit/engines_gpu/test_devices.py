@@ -16,7 +16,7 @@ from pblasmp.engines.gpu.runtime import device
 from pblasmp.engines.gpu.runtime.device import find_device
 from tests.helpers.fakegpu import NcclError
 from tests.helpers.machine import Witness, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 
 
 def choices(comm: Any, path: str, old: str) -> Any:
@@ -69,7 +69,8 @@ MACHINES = {  # names and boot ids of three ranks with one PCI address; which of
 }
 
 
-def machines(comm: Any, path: str) -> Any:
+@on_ranks(3)
+def test_machines(comm: Any, path: str) -> Any:
     """Names of machines repeat; the boot id tells machines apart, and is the same in containers of one machine."""
     for case, (places, message) in MACHINES.items():
         here = patch("pblasmp.engines.gpu.runtime.device.machine", lambda place=places[comm.rank]: place)
@@ -81,7 +82,8 @@ def machines(comm: Any, path: str) -> Any:
             lib.assert_clean()
 
 
-def settings(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_settings(comm: Any, path: str) -> Any:
     """What the user has set, and which variable the error names then; only on rank 1."""
     cases = {
         "no interface": ({"NCCL_SOCKET_IFNAME": "none"}, {}, "=none leaves NCCL no network interface of"),
@@ -146,7 +148,8 @@ def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: s
     return None
 
 
-def communicators(comm: Any, path: str) -> Any:
+@on_ranks(4)
+def test_communicators(comm: Any, path: str) -> Any:
     """Grids have a communicator for each number of ranks, made from that of all ranks; what is given stays."""
     grids = [pb.Grid(1, 1), pb.Grid(2, 1), pb.Grid(1, 2), pb.Grid(1, comm.size), pb.Grid(2, 1)]
     with machine(path, comm=comm) as lib:
@@ -174,17 +177,13 @@ def communicators(comm: Any, path: str) -> Any:
 
 
 @starts_ranks
-@pytest.mark.parametrize(("case", "nranks"), [(machines, 3), (settings, 2), (communicators, 4)])
-def test_on_ranks(stand_in, case, nranks):
-    run_mpi(case, nranks, path=stand_in(1000))
-
-
-@starts_ranks
 def test_choices(stand_in):
     run_mpi(choices, 3, path=stand_in(1000), old=stand_in(400))
 
 
-def patience(comm: Any, path: str) -> Any:
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+@on_ranks(2)
+def test_ranks_that_share_cores_wait_patiently(comm: Any, path: str) -> Any:
     """Ranks with fewer cores than ranks leave them to each other while they wait."""
     cores = sorted(os.sched_getaffinity(0))
     for name, mine in {"one core for all": cores[:1], "all cores": cores}.items():
@@ -193,12 +192,6 @@ def patience(comm: Any, path: str) -> Any:
             patient = ctx.comm.patient, ctx.control.patient
         yield name, None if patient == (len(mine) < comm.size,) * 2 else f"{patient} on {mine}"
         lib.gpu.assert_clean()
-
-
-@starts_ranks
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
-def test_ranks_that_share_cores_wait_patiently(stand_in):
-    run_mpi(patience, 2, path=stand_in(1000))
 
 
 def test_why(lib):

@@ -23,7 +23,7 @@ from tests.helpers.fakelt import FakeLt
 from tests.helpers.fakepeers import FakePeer, Fault, Peers
 from tests.helpers.inside import plans_kept
 from tests.helpers.machine import Multiplying, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
 
 STREAM = SimpleNamespace(ptr=1, is_capturing=lambda: False)
@@ -391,7 +391,8 @@ def test_a_large_matrix_and_few_columns_take_a_plan(monkeypatch, routine, column
     assert ranks.run(parts, routine=routine) is (True if direct else None)
 
 
-def promises(comm: Any, path: str) -> Any:
+@on_ranks(2, timeout=60)
+def test_promises_of_errors(comm: Any, path: str) -> Any:
     """Contexts on GPUs: what ranks do not agree on is raised on all, and nothing has been queued."""
     with (
         machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
@@ -461,8 +462,3 @@ def promises(comm: Any, path: str) -> Any:
             found = "" if "no call" in str(error) else str(error)
         yield "a rank that cannot prepare", found or None
         ctx.close()
-
-
-@starts_ranks
-def test_promises_of_errors(stand_in):
-    run_mpi(promises, 2, timeout=60, path=stand_in(1000))

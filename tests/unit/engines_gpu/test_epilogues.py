@@ -13,7 +13,7 @@ from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultSc
 from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import Witness, context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn, only_long
 
@@ -30,7 +30,8 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
     return MAKERS[scheme](10 * size, 9 * size, 4 * size, size, *ops, dtype=dtype, order=order)
 
 
-def follow_all(comm: Any, path: str) -> Any:
+@on_ranks(1, *only_long(2), 4, timeout=240)
+def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     """Types take turns on 1, 2 and 4 ranks."""
     rng = np.random.default_rng(81)
     with context(path, Following, comm=comm) as (ctx, _):
@@ -57,12 +58,6 @@ def follow_all(comm: Any, path: str) -> Any:
             if not wrong and told == fused:
                 wrong = f"{reports[0]}"
             yield f"{scheme}: {kind} {order} {dtype} {ops}", wrong
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])
-def test_what_is_told_is_enough(nranks, stand_in):
-    run_mpi(follow_all, nranks, timeout=240, path=stand_in(1000))
 
 
 def asked(

@@ -41,7 +41,7 @@ from tests.helpers.factor_cases import (
 )
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 
@@ -179,7 +179,8 @@ def in_blocks(block: int, grid: pb.Grid | None = None) -> Any:
     return layout
 
 
-def where_they_are(comm: Any, path: str) -> Any:
+@on_ranks(3)
+def test_where_they_are(comm: Any, path: str) -> Any:
     """Matrices whose columns the ranks have whole: no element moves, whatever part of a block a panel is."""
     rng = np.random.default_rng(17)
     with context(path, Multiplying, comm=comm) as (ctx, lib):
@@ -212,7 +213,8 @@ def where_they_are(comm: Any, path: str) -> Any:
                     yield from solves_with_small_pivots(ctx, rng, d, leaf)
 
 
-def on_process_rows(comm: Any, path: str) -> Any:
+@on_ranks(4)
+def test_on_process_rows(comm: Any, path: str) -> Any:
     """Cholesky where several process rows have square blocks: ranks share panels, and no element moves."""
     rng = np.random.default_rng(18)
     grids = pb.Grid(comm.size, 1), pb.Grid(2, comm.size // 2, "col"), pb.Grid(comm.size // 2, 2)
@@ -385,7 +387,8 @@ def test_panels_that_are_not_needed_soon_are_updated_with_two_at_a_time(lib: Any
     assert sorted(counts) == [4] * 13 + [8] * 16
 
 
-def deliveries(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_deliveries(comm: Any, path: str) -> Any:
     """Which panels copy engines deliver: the same on every rank, in the order of the panels; NCCL sends the others."""
     sent: list[Any] = []
 
@@ -474,7 +477,8 @@ def test_what_a_block_of_threads_needs_fits_every_gpu(
         assert np.allclose(np.tril(lower) @ np.asarray(x), b, atol=1e-4)
 
 
-def little_shared_memory(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_little_shared_memory(comm: Any, path: str) -> Any:
     """Few right-hand sides; and panels with more rows than all multiprocessors together hold a column of."""
     room, _ = SHARED_MEMORY["8.6, 8.9, 12.0"]
     with context(path, Multiplying, comm=comm, shared_memory=room) as (ctx, _):
@@ -494,14 +498,6 @@ def little_shared_memory(comm: Any, path: str) -> Any:
             yield name, agreed_error(ctx, pb.UnsupportedError, words, call, tall)
         wide, b = ctx.random((2, most + 1), seed=1, dtype="float32"), ctx.full((2, 1), 1, dtype="float32")
         yield "lstsq", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.lstsq, wide, b)
-
-
-@starts_ranks
-@pytest.mark.parametrize(("case", "nranks"), [
-    (everything, 3), (where_they_are, 3), (on_process_rows, 4), (deliveries, 2), (little_shared_memory, 2),
-])  # fmt: skip
-def test_on_ranks(stand_in: Any, case: Any, nranks: int) -> None:
-    run_mpi(case, nranks, path=stand_in(1000))
 
 
 @pytest.mark.parametrize(("shared_memory", "multiprocessors"), [(232448, 132), (101376, 84), (166912, 108)])

@@ -10,7 +10,7 @@ import pblasmp as pb
 from pblasmp.bindings import Status
 from tests.helpers.failing_calls import calls_that_failed, left_behind, lives, names
 from tests.helpers.machine import Witness, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, RS
 from tests.helpers.slow import draws
 
@@ -73,7 +73,8 @@ def test_every_call_failing_with_every_status(alone, stand_in):
     assert len(calls_that_failed(life, stand_in(1000), 7)) > 30
 
 
-def failures_on_a_rank(comm: Any, path: str) -> Any:
+@on_ranks(2, timeout=30)
+def test_calls_failing_on_one_rank_of_two(comm: Any, path: str) -> Any:
     """What is made is made by all or none; what is given back is given back by all, and one rank has the error."""
     calls = [name for name in LIFE if name[0].isupper()]
     every = draws(0, long=1)  # else, of equal calls in a row, the last
@@ -93,8 +94,3 @@ def failures_on_a_rank(comm: Any, path: str) -> Any:
         if not spared and not names(error, call, Status.INTERNAL_ERROR):
             found.append(f"raised {error!r}")
         yield f"{at} {call}", "; ".join(found) or None
-
-
-@starts_ranks
-def test_calls_failing_on_one_rank_of_two(stand_in):
-    run_mpi(failures_on_a_rank, 2, timeout=30, path=stand_in(1000))

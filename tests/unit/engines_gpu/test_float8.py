@@ -21,7 +21,7 @@ from pblasmp.engines.gpu.kernels.views import convert, to_bits
 from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR
 from tests.helpers.slow import in_turn, only_long
 
@@ -29,18 +29,13 @@ A = MatmulAttribute
 E4, E5 = float8.E4, float8.E5
 
 
-def everything(comm: Any, path: str) -> Any:
+@on_ranks(*only_long(1), 2)
+def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(95)
     with context(path, Scaling, comm=comm) as (ctx, _):
         for scheme, types, order in in_turn(*float8.FACTORS, keep=4):
             p = float8.problem(scheme, ctx.size, types, order)
             yield f"{scheme} {types} {order}", float8.scaled(ctx, rng, p, tolerance=2.0**-8)
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [*only_long(1), 2])
-def test_what_is_told_is_enough(nranks, stand_in):
-    run_mpi(everything, nranks, path=stand_in(1000))
 
 
 def planned(

@@ -15,11 +15,12 @@ from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from tests.helpers.factor_cases import panels_of
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.stream_order import StreamOrder
 
 
-def buffers(comm: Any, path: str) -> Any:
+@on_ranks(4)
+def test_buffers_of_panels_are_written_in_turn(comm: Any, path: str) -> Any:
     """A panel is written to a buffer when the caller's stream has read what was in it, and read when it is there."""
     grids = {"columns": (QueuedPanels, pb.Grid(1, 4)), "rows": (GridPanels, pb.Grid(2, 2))}
     for name, (panels, grid) in grids.items():
@@ -57,8 +58,3 @@ def buffers(comm: Any, path: str) -> Any:
             with ctx.engine.xp.cuda.Stream(non_blocking=True):
                 pb.linalg.cholesky(a, out=a)
             yield name, "; ".join(order.faults) or (None if order.uses > 50 else f"{order.uses} uses")
-
-
-@starts_ranks
-def test_buffers_of_panels_are_written_in_turn(stand_in: Any) -> None:
-    run_mpi(buffers, 4, path=stand_in(1000))

@@ -12,11 +12,13 @@ import pblasmp as pb
 from pblasmp.engines.gpu import gpu_transport
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
 
 
-def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
+@pytest.mark.parametrize("panel", [200, 1 << 20])
+@on_ranks(1, 2, *only_long(4))
+def test_trips(comm: Any, path: str, directory: str, panel: int) -> Any:
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_transport, "PANEL_BYTES", panel)
         with pb.Context(comm, engine="cublasmp") as ctx:
@@ -26,14 +28,8 @@ def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
         lib.gpu.assert_clean()
 
 
-@starts_ranks
-@pytest.mark.parametrize("panel", [200, 1 << 20])
-@pytest.mark.parametrize("ranks", [1, 2, *only_long(4)])
-def test_trips(stand_in, ranks, panel, tmp_path):
-    run_mpi(trips, ranks, path=stand_in(1000), directory=str(tmp_path), panel=panel)
-
-
-def no_room(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_a_gpu_without_room_is_an_error_on_all_ranks(comm: Any, path: str) -> Any:
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, ctx.size))
         values = np.arange(64.0).reshape(8, 8)
@@ -52,8 +48,3 @@ def no_room(comm: Any, path: str) -> Any:
         lib.gpu.refuses = None
         back = a.gather(1)
         yield "afterwards", None if back is None or np.array_equal(back, values) else str(back)
-
-
-@starts_ranks
-def test_a_gpu_without_room_is_an_error_on_all_ranks(stand_in):
-    run_mpi(no_room, 2, path=stand_in(1000))

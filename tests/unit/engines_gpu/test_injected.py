@@ -31,7 +31,7 @@ from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Meeting, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 from tests.helpers.slow import draws
 
 PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
@@ -226,7 +226,9 @@ def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_pat
     run_mpi(failures, 2, timeout=240, reach=True, **how)
 
 
-def elsewhere(comm: Any, path: str, reach: bool) -> Any:
+@pytest.mark.parametrize("reach", [False, True])
+@on_ranks(2)
+def test_while_another_gpu_is_current(comm: Any, path: str, reach: bool) -> Any:
     """The lives while another GPU is current, with a stream of its own."""
     enter = pb.Context.__enter__
 
@@ -247,12 +249,6 @@ def elsewhere(comm: Any, path: str, reach: bool) -> Any:
         lib.gpu.assert_clean()
 
 
-@starts_ranks
-@pytest.mark.parametrize("reach", [False, True])
-def test_while_another_gpu_is_current(stand_in, reach):
-    run_mpi(elsewhere, 2, path=stand_in(1000), reach=reach)
-
-
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
     x = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
     with monkeypatch.context() as patch:
@@ -264,7 +260,8 @@ def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch
     pb.matmul(x, x, algo="default")
 
 
-def capabilities(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_gpus_of_different_capability(comm: Any, path: str) -> Any:
     """8-bit products are left to what every GPU has, also where only one of them is too old."""
     capability = "80" if comm.rank == 1 else "90"
     with context(path, comm=comm, capability=capability) as (ctx, _):
@@ -281,8 +278,3 @@ def capabilities(comm: Any, path: str) -> Any:
         yield "refused", refused
         with pb.plan(pb.matmul, a, b, op_b="T") as plan:
             yield "auto", None if plan.report().algorithm == "gathered" else str(plan.report())
-
-
-@starts_ranks
-def test_gpus_of_different_capability(stand_in):
-    run_mpi(capabilities, 2, path=stand_in(1000))

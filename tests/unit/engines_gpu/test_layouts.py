@@ -17,7 +17,7 @@ from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 from tests.helpers.slow import draws, only_long
 
 GRID = pb.Grid(1, 1)
@@ -51,7 +51,8 @@ def gathered(ctx: pb.Context, lib: Any, between: bool) -> Any:
         yield f"gathered {order} {grid} {op}", wrong or (None if several is True else several)
 
 
-def pblas_names(comm: Any, path: str, count: int) -> Any:
+@on_ranks(1, 4, count=draws(1, long=8))
+def test_pblas_names(comm: Any, path: str, count: int) -> Any:
     """On NumPy's and on CuPy's arrays; most are never moved by cuBLASMp."""
     stay = "matmul", "syrk", "trsm", "trmm", "symm", "geadd"
     rng = np.random.default_rng(83)
@@ -68,7 +69,8 @@ def pblas_names(comm: Any, path: str, count: int) -> Any:
             pblas.gridexit(number)
 
 
-def local_names(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_local_names(comm: Any, path: str) -> Any:
     """Rank 1 alone calls the local routines, on NumPy's and on CuPy's arrays; p?elget of a process row for both."""
     with machine(path, Multiplying, comm=comm) as lib:
         import cupy
@@ -103,7 +105,8 @@ def local_names(comm: Any, path: str) -> Any:
         lib.gpu.assert_clean()
 
 
-def read_or_not(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_read_or_not(comm: Any, path: str) -> Any:
     d = replace(D, grid=pb.Grid(1, comm.size))
     with machine(path, Multiplying, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
         a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(2, 3)))
@@ -111,12 +114,6 @@ def read_or_not(comm: Any, path: str) -> Any:
             with pb.plan(pb.matmul, a, a, c, out=ctx.zeros(d), beta=beta) as plan:
                 found = len(plan.report().moved), plan.report().algorithm
             yield f"beta {beta}", None if found == (moved, "default") else f"{found}"
-
-
-@starts_ranks
-@pytest.mark.parametrize("case", [local_names, read_or_not])
-def test_on_two_ranks(stand_in, case):
-    run_mpi(case, 2, path=stand_in(1000))
 
 
 @starts_ranks
@@ -130,12 +127,6 @@ def test_calls(stand_in, ranks):
 def test_calls_between_nodes(stand_in, ranks, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
     run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8), between=True)
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_pblas_names(stand_in, ranks):
-    run_mpi(pblas_names, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
 def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib):

@@ -23,7 +23,7 @@ from pblasmp.layout import Grid
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.inside import have_run, takes_turns
 from tests.helpers.machine import Meeting, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 from tests.helpers.places import places
 
 LOST = "GPU 0000:01:00.0 of rank 1 cannot be used any more in this process: 719"
@@ -65,7 +65,8 @@ def run(ctx: pb.Context, plan: Any) -> None:
     plan()
 
 
-def lost_gpus(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_lost_gpus(comm: Any, path: str) -> Any:
     """One rank's GPU is lost while the other waits for it, in every kind of wait; both hear it, and can leave."""
     waits = {
         "synchronize": lambda ctx, x: ctx.engine.synchronize(),
@@ -121,7 +122,8 @@ def lost_gpus(comm: Any, path: str) -> Any:
             sys.unraisablehook = hook
 
 
-def rank_that_leaves(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_rank_that_leaves(comm: Any, path: str) -> Any:
     """A rank that waits for its GPU hears that another has left, and its communicators are aborted, not destroyed."""
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
@@ -170,7 +172,8 @@ def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_let_go(stand_in, mon
     run_mpi(rank_that_waits_in_nccl, 2, timeout=60, path=stand_in(1000))
 
 
-def errors_of_nccl(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_errors_of_nccl(comm: Any, path: str) -> Any:
     """What NCCL finds on one rank, every rank raises: also where that rank's own work has ended."""
     for stuck in (False, True):
         with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
@@ -186,7 +189,8 @@ def errors_of_nccl(comm: Any, path: str) -> Any:
             ctx.close()
 
 
-def half_of_a_first_run(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_half_of_a_first_run(comm: Any, path: str) -> Any:
     """A first run that fails on one rank only leaves the other's GPU waiting: the context cannot go on."""
     for failing in ([1], [0, 1]):
         with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
@@ -206,7 +210,8 @@ def half_of_a_first_run(comm: Any, path: str) -> Any:
             ctx.close()
 
 
-def memory_that_is_short(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_memory_that_is_short(comm: Any, path: str) -> Any:
     """One rank lacks memory for values, messages or slabs: an error of every rank; the context stays usable."""
     with context(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as (ctx, lib):
         a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
@@ -255,7 +260,8 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
             yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
 
 
-def rank_that_is_behind(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_rank_that_is_behind(comm: Any, path: str) -> Any:
     """A rank that closes while another's GPU waits for a run that the first has not begun: both hear of it."""
     side_channel.STALL_SECONDS = 0.3
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
@@ -287,7 +293,8 @@ def break_off(ctx: pb.Context) -> None:
         raise ZeroDivisionError("injected")
 
 
-def another_context(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_another_context(comm: Any, path: str) -> Any:
     """A context breaks while a GPU waits; its memory is free before the next one computes, in the same processes."""
     module._ABORT_SECONDS = 0.5
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
@@ -327,18 +334,6 @@ def another_context(comm: Any, path: str) -> Any:
         yield "for ever", wrong(error, pb.StatusError, "rank 0: on its GPU, work of a broken context")
         with pb.Context(comm, engine="host") as ctx:
             yield "CPU ranks", None if ctx.eye((4, 4), block=2).sum() == 4 else "wrong"
-
-
-CASES = [
-    lost_gpus, rank_that_leaves, errors_of_nccl, half_of_a_first_run, memory_that_is_short, rank_that_is_behind,
-    another_context,
-]  # fmt: skip
-
-
-@starts_ranks
-@pytest.mark.parametrize("case", CASES)
-def test_who_waits_hears_the_cause_and_no_wait_is_for_ever(stand_in, case):
-    run_mpi(case, 2, timeout=60, path=stand_in(1000))
 
 
 # -- one rank

@@ -13,7 +13,7 @@ from pblasmp.costs.machines import machine_from
 from pblasmp.layout.factor_problem import FactorProblem
 from pblasmp.tuning import speeds, timing
 from tests.helpers.machine import Multiplying, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 SMALL = {
     "SIZES": {"gpu": (8, 16)}, "COPIED": {"gpu": 1 << 12}, "SENT": {"gpu": 1 << 10},
@@ -26,7 +26,8 @@ def seconds(run: Any, _: Any = None) -> float:
     return 1e-3
 
 
-def measured(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_measure(comm: Any, path: str) -> Any:
     with (
         machine(path, Multiplying, comm=comm),
         mock.patch.multiple(speeds, **SMALL),
@@ -51,8 +52,3 @@ def measured(comm: Any, path: str) -> Any:
         yield "prediction", None if np.isfinite(found.seconds) and not found.extrapolated else str(found)
         slow = machine_from({**about, "ranks": [{**entry, "launch_seconds": 1.0}]}, "slow")
         yield "host", None if pb.predict(lu, slow).seconds > 0.9 else "the host's time does not count"
-
-
-@starts_ranks
-def test_measure(stand_in: Any) -> None:
-    run_mpi(measured, 2, path=stand_in(1000))

@@ -20,13 +20,14 @@ from tests.helpers.failing_calls import calls_that_failed
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.machine import Multiplying, Witness, context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
 
 D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
 
 
-def random_moves(comm: Any, path: str, seeds: int) -> Any:
+@on_ranks(*only_long(2), 4, seeds=draws(30, long=150))
+def test_random_moves(comm: Any, path: str, seeds: int) -> Any:
     ways: set[str] = set()
     with context(path, Multiplying, comm=comm) as (ctx, _):
         for seed in range(seeds):
@@ -41,12 +42,6 @@ def random_moves(comm: Any, path: str, seeds: int) -> Any:
 def travels(monkeypatch):
     """On one process every element stays on its rank: in tests that ask for this, it travels nevertheless."""
     monkeypatch.setattr(move, "stays", lambda *_: False)
-
-
-@starts_ranks
-@pytest.mark.parametrize("ranks", [*only_long(2), 4])
-def test_random_moves(stand_in, ranks):
-    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=draws(30, long=150))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,8 @@ def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
     assert "asnumpy" not in lib.gpu.copies
 
 
-def in_one_piece(comm: Any, path: str) -> None:
+@on_ranks(2)
+def test_messages_in_one_piece_are_not_packed(comm: Any, path: str) -> None:
     """All that a rank has goes to another one by NCCL: from where it is, and to where it belongs unless converted."""
     with context(path, Multiplying, comm=comm) as (ctx, lib), pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "moves_unseen", lambda *_: True)
@@ -117,11 +113,6 @@ def in_one_piece(comm: Any, path: str) -> None:
             assert sum(lib.gpu.allocations) == moved.local.nbytes + 12 * waiting
             rows = [[10 * i + j for j in range(6)] for i in range(4)]
             assert np.array_equal(moved.local, rows[2:] if ctx.rank == 0 else rows[:2])
-
-
-@starts_ranks
-def test_messages_in_one_piece_are_not_packed(stand_in):
-    run_mpi(in_one_piece, 2, path=stand_in(1000))
 
 
 def test_which_gpus_reach_each_other():

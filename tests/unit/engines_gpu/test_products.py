@@ -11,11 +11,13 @@ from typing import Any
 from pblasmp.problems import files
 from tests.helpers.gpu.multiply import multiply
 from tests.helpers.machine import Multiplying, context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn
 
 
-def problems_on_ranks(comm: Any, path: str) -> Any:
+@on_ranks(4)
+def test_problems_on_ranks(comm: Any, path: str) -> Any:
+    """Grids in both orders and of fewer ranks, sources, ragged and empty parts, sub-matrices, the schemes."""
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for where, algo in in_turn(list(files.find("problems")), ("auto", "default"), keep=3):
             file = files.load_problem_file(where)
@@ -23,9 +25,3 @@ def problems_on_ranks(comm: Any, path: str) -> Any:
                 within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
                 fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
                 yield f"{file.path.name} {algo}", fault or None
-
-
-@starts_ranks
-def test_problems_on_ranks(stand_in):
-    """Grids in both orders and of fewer ranks, sources, ragged and empty parts, sub-matrices, the schemes."""
-    run_mpi(problems_on_ranks, 4, path=stand_in(1000))

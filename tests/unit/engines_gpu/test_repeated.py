@@ -23,7 +23,7 @@ from pblasmp.tensor_parallel import call, made
 from tests.helpers import inside
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 pytestmark = pytest.mark.skipif(
     _core.load() is None, reason="without the compiled core nothing is launched by it"
@@ -194,7 +194,9 @@ def test_what_cannot_be_asked_of_a_graph_is_an_error():
         Relaunch.check(object.__new__(Relaunch), 1)
 
 
-def on_ranks(comm: Any, path: str, cases: str) -> Any:
+@pytest.mark.parametrize("cases", ["unlike_calls", "unlike_tokens", "direct_calls"])
+@on_ranks(2)
+def test_ranks_that_differ(comm: Any, path: str, cases: str) -> Any:
     with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
         with pb.Context(comm, engine="cublasmp") as ctx:
             yield from globals()[cases](ctx, lib, patch)
@@ -287,12 +289,6 @@ def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> An
             yield "another call", "no error"
         except pb.RankMismatchError as error:
             yield "another call", None if "beta" in str(error) else str(error)
-
-
-@starts_ranks
-@pytest.mark.parametrize("cases", ["unlike_calls", "unlike_tokens", "direct_calls"])
-def test_ranks_that_differ(stand_in, cases):
-    run_mpi(on_ranks, 2, path=stand_in(1000), cases=cases)
 
 
 def test_direct_calls_of_one_rank(alone, stand_in):

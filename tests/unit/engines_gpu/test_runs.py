@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.runtime.arena import current
 from pblasmp.pblas import gridexit, gridinit, pdlaset
 from tests.helpers.machine import context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, RS
 from tests.helpers.slow import in_turn
 
@@ -242,7 +242,8 @@ def test_a_graph_ends_with_its_plan(lib):
         graphs[1].replay()
 
 
-def what_follows_a_call(comm, path):
+@on_ranks(2)
+def test_a_barrier_follows_what_overlaps(comm, path):
     """The events of a second run, by scheme and algorithm, and the plan's word on it."""
     with context(path, comm=comm) as (ctx, lib):
         problems = {
@@ -265,9 +266,3 @@ def what_follows_a_call(comm, path):
             meets = scheme != "gemm" and algo != "no_overlap"
             fine = events == ["Matmul", "all_reduce"][: 1 + meets] and ("a barrier follows" in notes) == meets
             yield f"{scheme} {algo}", None if fine else f"{events} {notes}"
-
-
-@starts_ranks
-def test_a_barrier_follows_what_overlaps(stand_in):
-    """Peers still read the workspace, and symmetric operands, when such a call has ended here."""
-    run_mpi(what_follows_a_call, 2, path=stand_in(1000))

@@ -16,7 +16,7 @@ from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.float8 import E4
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
 from tests.helpers.tensor_cases import Case as WideCase
@@ -25,7 +25,8 @@ from tests.helpers.tensor_float8 import TYPES, Case
 WIDE = TYPES[:3]
 
 
-def every_product(comm: Any, path: str) -> Any:
+@on_ranks(1, 2, *only_long(4), timeout=200)
+def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(81)
     p = comm.size
     with context(path, Scaling, comm=comm) as (ctx, lib):
@@ -60,7 +61,8 @@ def every_product(comm: Any, path: str) -> Any:
             yield f"gathered, {t}", case.wrong(y, tolerance=2.0**-8) or (None if same else "X")
 
 
-def refused(comm: Any, path: str) -> Any:
+@on_ranks(1, 2)
+def test_what_is_refused(comm: Any, path: str) -> Any:
     """Pieces are no graphs; why the library was not asked is said."""
     rng = np.random.default_rng(82)
     p = comm.size
@@ -85,7 +87,8 @@ def refused(comm: Any, path: str) -> Any:
             yield "wide", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
 
 
-def messages(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_messages(comm: Any, path: str) -> Any:
     """X travels in 8 bits and is widened where it arrives; partial sums in the result's type."""
     rng = np.random.default_rng(83)
     p = comm.size
@@ -97,18 +100,6 @@ def messages(comm: Any, path: str) -> Any:
                 wrong = case.wrong(plan(), tolerance=2.0**-8)
                 sent = {event[3] for event in lib.gpu.events if event[0] == "send"}
                 yield form, wrong or (None if sent == {each} else f"{sent}")
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_what_is_told_is_enough(nranks, stand_in):
-    run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_what_is_refused(nranks, stand_in):
-    run_mpi(refused, nranks, path=stand_in(1000))
 
 
 @pytest.fixture
@@ -192,7 +183,8 @@ def test_rows_off_the_sixteen_bytes_are_left_to_another_algorithm(scaling):
             assert f"{name}: rows are {apart} bytes apart, expected a multiple of 16" in str(report)
 
 
-def before_ada(comm: Any, path: str) -> Any:
+@on_ranks(2)
+def test_before_ada(comm: Any, path: str) -> Any:
     """GPUs without 8-bit products, if only that of one rank: "auto" computes in bfloat16, and names are refused."""
     rng = np.random.default_rng(84)
     p, capability = comm.size, "80" if comm.rank == comm.size - 1 else "90"
@@ -219,9 +211,3 @@ def before_ada(comm: Any, path: str) -> Any:
         yield "cuBLASLt", None if lib.gpu.lt.calls else "is not asked"
         lib.assert_clean()
         lib.gpu.assert_clean()
-
-
-@starts_ranks
-@pytest.mark.parametrize("case", [messages, before_ada])
-def test_on_two_ranks(case, stand_in):
-    run_mpi(case, 2, path=stand_in(1000))

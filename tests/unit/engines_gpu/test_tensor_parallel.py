@@ -9,19 +9,19 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
 
 
-def every_product(comm: Any, path: str) -> Any:
+@on_ranks(1, 2, *only_long(4), timeout=200)
+def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
     GpuOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
     with context(path, Following, comm=comm) as (ctx, _):
@@ -60,7 +60,8 @@ def every_product(comm: Any, path: str) -> Any:
             yield f"gathered, {t}", wrong
 
 
-def in_order(comm: Any, path: str) -> Any:
+@on_ranks(2, 3)
+def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> Any:
     """Messages travel on a separate stream, while another piece is multiplied; even shares go to cuBLASMp."""
     rng = np.random.default_rng(92)
     p = comm.size
@@ -142,18 +143,6 @@ def in_order(comm: Any, path: str) -> Any:
 
 def shards(n: int, p: int) -> list[range]:
     return [range(n)[pb.tensor_parallel.shard(n, p, rank)] for rank in range(p)]
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, *only_long(4)])
-def test_what_is_told_is_enough(nranks, stand_in):
-    run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_messages_travel_while_pieces_are_multiplied(nranks, stand_in):
-    run_mpi(in_order, nranks, path=stand_in(1000))
 
 
 def test_no_operand_is_copied(lib, ctx):

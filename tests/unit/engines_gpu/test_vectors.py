@@ -10,10 +10,11 @@ import numpy as np
 import pblasmp as pb
 from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
 from tests.helpers.machine import Multiplying, context
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 
-def everything(comm: Any, path: str) -> Any:
+@on_ranks(4)
+def test_every_option(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(71)
     with context(path, Multiplying, comm=comm) as (ctx, _):
         for routine in WRITERS:
@@ -35,8 +36,3 @@ def taken(ctx: Any) -> str | None:
         with pb.plan(pb.matmul, a, b) as plan:
             seen.append(plan.report().algorithm == "stationary")
     return None if seen == [True, False] else f"{seen}"
-
-
-@starts_ranks
-def test_every_option(stand_in):
-    run_mpi(everything, 4, path=stand_in(1000))

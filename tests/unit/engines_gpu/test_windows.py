@@ -32,7 +32,7 @@ from tests.helpers.fakegpu import CUDARuntimeError, stream_operations
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying
 from tests.helpers.machine import machine as machine_of
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
 
 _ALL, _NEAR = 1, 2  # communicators: of all ranks, of those of a node
 
@@ -510,7 +510,8 @@ def test_memory_is_given_back_whatever_fails(machine):
     assert [what[0] for what in machine.log] == ["idle", "deregistered", "freed"]
 
 
-def two_domains(comm: Any, path: str) -> Any:
+@on_ranks(4, 3, timeout=60)
+def test_windows_of_two_domains(comm: Any, path: str) -> Any:
     """Windows of each node alone: cuBLASLt, kernels and NCCL's algorithms are there, and near ranks are pushed to."""
     with (
         machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
@@ -564,12 +565,6 @@ def no_graphs(ctx: pb.Context, gpu: Any, a: pb.DistributedMatrix, x: Any) -> Ite
     for _ in range(6):
         pb.matmul_allreduce(x, x, ctx, algo="push" if ctx.size == 4 else "nccl")
     yield "repeated", None if not gpu.did("capture ends") else "a graph is recorded"
-
-
-@starts_ranks
-def test_windows_of_two_domains(stand_in):
-    for nranks in (4, 3):  # of three, one is alone on its node
-        run_mpi(two_domains, nranks, timeout=60, path=stand_in(1000))
 
 
 def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:

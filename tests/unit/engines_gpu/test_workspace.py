@@ -10,7 +10,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.memory import roomy
 from tests.helpers.machine import Witness, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks
 
 D = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
 
@@ -99,7 +99,8 @@ def test_no_room_for_growing_leaves_earlier_plans_what_they_need(ctx, lib):
     assert buffers(lib)[-1][0] == lib.gpu.did("window")[-1][0]
 
 
-def sizes_that_differ(comm: Any, path: str) -> Any:
+@on_ranks(2, timeout=30)
+def test_sizes_that_differ_between_ranks(comm: Any, path: str) -> Any:
     """Ranks that need less, or have less, do what those do that need more, or have more."""
     with machine(path, comm=comm) as lib:
         lib.workspace = (4096 * (comm.rank + 1), 512 * (2 - comm.rank))
@@ -141,8 +142,3 @@ def sizes_that_differ(comm: Any, path: str) -> Any:
             )
         lib.assert_clean()
         lib.gpu.assert_clean()
-
-
-@starts_ranks
-def test_sizes_that_differ_between_ranks(stand_in):
-    run_mpi(sizes_that_differ, 2, timeout=30, path=stand_in(1000))
