@@ -50,6 +50,11 @@ def all_raise(comm):
     raise ZeroDivisionError(f"here on {comm.rank}")
 
 
+def asserts(comm):
+    found = [comm.rank, 5]
+    assert found == [1, 4]
+
+
 def one_leaves(comm):
     if comm.rank == 1:
         os._exit(0)
@@ -220,6 +225,12 @@ def test_what_is_printed_is_shown_with_its_call_only():
     run_mpi(prints, 1, text="fine")
     message, _ = failure(prints, 1, text="bad")
     assert message.split("--- printed\n")[1] == "bad"
+
+
+@starts_ranks
+def test_assertions_show_their_values():
+    message, _ = failure(asserts, 1)
+    assert "AssertionError: assert [0, 5] == [1, 4]" in message
 
 
 @starts_ranks

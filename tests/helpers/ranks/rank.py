@@ -25,10 +25,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from _pytest.assertion import install_importhook
+from _pytest.config import get_config
+
 from pblasmp.comm import polling
 from pblasmp.testing import import_module, run_function, world_of
 
 __all__ = ["State", "socket_path"]
+
+install_importhook(get_config())  # assertions of test modules show their values here, too
 
 _MISSING = object()
 _known: dict[Any, dict[str, Any]] = {}
