@@ -12,6 +12,7 @@ from pblasmp.engines.gpu.kernels import one_kernel as kernels
 from pblasmp.engines.gpu.kernels.one_kernel import PARTS, WIDTHS
 from pblasmp.engines.gpu.tensor import one_kernel_products as algorithms
 from tests.helpers.gpu.one_kernel import FORMS, SLEEP, Product
+from tests.helpers.slow import in_turn
 
 SIZES = [
     (1, 8, 1),
@@ -65,13 +66,14 @@ def test_sizes(ctx, form, dtype, sizes):
     product.check(product())
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", E4, E5])
-@pytest.mark.parametrize("operands", [(E4, E4), (E5, E4), (E4, E5)])
+@pytest.mark.parametrize(
+    ("form", "dtype", "operands"),  # each has a kernel, or several, which NVRTC compiles for a second
+    in_turn(FORMS, ["bfloat16", "float16", E4, E5], [(E4, E4), (E5, E4), (E4, E5)], keep=3),
+)
 def test_8_bits(ctx, form, dtype, operands):
     """Sums of odd tiles, the largest result, which rows beyond the last one do not raise; a bias and relu."""
     if dtype == E5 and E5 not in operands:
-        return  # as cuBLASLt
+        operands = (E5, E4)  # such a result has such an operand, as cuBLASLt's
     for sizes in EIGHT:
         product = Product(ctx, form, sizes, dtype, operands)
         if needs_tokens(form, sizes, ctx.size):
@@ -132,9 +134,9 @@ def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
             product.check(y, np.maximum(product.expected + product.bias_here, 0))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("width", WIDTHS[2:])
-@pytest.mark.parametrize("types", [("bfloat16",), (E4, (E4, E4))])
+@pytest.mark.parametrize(
+    ("form", "width", "types"), in_turn(FORMS, WIDTHS[2:], [("bfloat16",), (E4, (E4, E4))], keep=2)
+)
 def test_wide_tiles(ctx, monkeypatch, form, width, types):
     """The rule takes them for larger products. Of 8-bit results, 16 columns are as few as TMA stores at once."""
     monkeypatch.setattr(kernels, "WIDTHS", (width,))
