@@ -68,7 +68,7 @@ def test_sizes(ctx, form, dtype, sizes):
 
 @pytest.mark.parametrize(
     ("form", "dtype", "operands"),  # each has a kernel, or several, which NVRTC compiles for a second
-    in_turn(FORMS, ["bfloat16", "float16", E4, E5], [(E4, E4), (E5, E4), (E4, E5)], keep=3),
+    list(in_turn(FORMS, ["bfloat16", "float16", E4, E5], [(E4, E4), (E5, E4), (E4, E5)], keep=3)),
 )
 def test_8_bits(ctx, form, dtype, operands):
     """Sums of odd tiles, the largest result, which rows beyond the last one do not raise; a bias and relu."""
@@ -135,7 +135,7 @@ def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
 
 
 @pytest.mark.parametrize(
-    ("form", "width", "types"), in_turn(FORMS, WIDTHS[2:], [("bfloat16",), (E4, (E4, E4))], keep=2)
+    ("form", "width", "types"), list(in_turn(FORMS, WIDTHS[2:], [("bfloat16",), (E4, (E4, E4))], keep=2))
 )
 def test_wide_tiles(ctx, monkeypatch, form, width, types):
     """The rule takes them for larger products. Of 8-bit results, 16 columns are as few as TMA stores at once."""
