@@ -137,7 +137,9 @@ def small_calls(ctx: Any, n: int = N) -> dict[str, Callable[[int], Any]]:
     a, b, c, t = (ctx.zeros((n, n), block=nb, order="F") for _ in range(4))
     t.local[...] = 1  # triangles of ones
     count = n // nb - 4
-    at = [(nb * (i % count), nb * ((i * 7 + i // count) % count)) for i in range(4 * count)]  # none comes twice
+    at = [
+        (nb * (i % count), nb * ((i * 7 + i // count) % count)) for i in range(4 * count)
+    ]  # none comes twice
     tall = [slice(i, i + 4 * nb) for i, _ in at]
     thin = [slice(j, j + nb) for _, j in at]
     wide = [slice(j, j + 4 * nb) for _, j in at]
