@@ -5,33 +5,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side, agree_after
+from ..comm import Side
 from ..dtypes import DTYPES, FLOAT8, as_dtype, scalar
-from ..engines.direct import Asked
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, RankMismatchError, not_two, short_repr
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, not_two, short_repr
 from ..layout import Grid, MatrixDescriptor
-from ..layout.descriptor import expanded, is_integer
+from ..layout.descriptor import is_integer
 from ..layout.grid import PAIR_OF_SHAPE, as_block, as_grid, integer, one_of, pair
 from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local, as_typed, shard_of
-from ..runtime.reading import sub_matrices
 from ..runtime.runtime import Runtime
 from ..scalapack import column_major_view, read_descriptor
 from .arithmetic import (
     as_element,
     as_numbers,
-    check_pair,
-    check_writable,
-    copied,
-    digest,
-    is_scalar,
     on_arrays,
 )
 
@@ -460,151 +452,3 @@ def from_scalapack(ctx: Runtime[Matrix], local: Any, desc: Sequence[int], grid: 
         if inside:
             local = column_major_view(local, descriptor.local_shape(ctx.rank), lld)
     return from_local(ctx, local, descriptor)
-
-
-CALL = "matrix[...] ="
-
-
-def set_item(matrix: Handle, index: object, value: Any) -> None:
-    """Write a value into a sub-matrix. Collective over the context; see ``DistributedMatrix.__setitem__``."""
-    array = None
-    try:
-        part = matrix.part(index)
-        if (
-            value is None
-            or isinstance(value, (list, tuple))
-            or (isinstance(value, np.ndarray) and value.ndim)
-        ):
-            array = None if value is None else as_numbers(value, "value")
-        elif not isinstance(value, Handle) and not is_scalar(value):
-            kind = type(value)
-            name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-            raise ArgumentTypeError(f"expected a DistributedMatrix, a number or a NumPy array, got {name}")
-    except Exception as error:
-        with matrix.context.agreement(CALL):
-            raise error from None
-    if isinstance(value, Handle):
-        _copy_matrix(part, value)
-    elif value is None or array is not None:
-        _copy_array(part, array, index)
-    else:
-        _fill(part, value)
-
-
-def _copy_matrix(part: Handle, value: Handle) -> None:
-    """Write a matrix of the same shape into ``part``, with which it may share memory. Collective over the context.
-
-    Nothing is written if both are the same part of one matrix: Python ends ``A[i, j] += B`` with such a call.
-    """
-    ctx = part.context
-    here, there = part.place, value.place
-    same = here[0] is there[0] and here[1:] == there[1:]
-
-    def read(facts: dict[str, Any]) -> Handle:
-        facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
-        check_pair(CALL, part, value)
-        if same:
-            return part
-        check_writable(CALL, part, value.dtype)
-        return (
-            copied(value) if ctx.engine.overlap(part.local, value.local) else value
-        )  # on this rank alone, maybe
-
-    with ctx.running(CALL):
-        done = None if same else copied_at_once(CALL, value, part)
-        if not done:
-            whole = agree_after(done is False, partial(ctx.agreement, CALL), read)
-            if not same:
-                whole.move_to(part)
-
-
-def copies_at_once(value: Handle) -> bool:
-    """Return whether a matrix may be what ``copied_at_once`` copies. Local."""
-    ctx = value.context
-    direct = ctx.direct is not None and not ctx.engine.traits.on_gpus and not ctx.control.gone()
-    return direct and value.direct_part() is not None
-
-
-def copied_at_once(call: str, value: Handle, out: Handle) -> bool | None:
-    """Copy a matrix into another one of any layout without an agreement in words. Collective over the context.
-
-    Returns:
-        True: it is done. None: nothing has happened. False: the ranks have voted, and not all of them agreed.
-    """
-    ctx, extents = value.context, list[int]()
-    parts = sub_matrices(ctx, (value, out), extents) if copies_at_once(value) else None
-    if parts is None or 0 in extents or extents[:2] != extents[2:] or not out.writeable:
-        return None
-    a, d = parts
-    assert a is not None
-    assert d is not None
-    assert ctx.direct is not None
-    return ctx.direct.run(ctx.control, Asked(call, "geadd", a, None, d, d, False))
-
-
-def _fill(part: Handle, value: Any) -> None:
-    """Write a number into every element. Collective over the context."""
-    with part.context.agreement(CALL) as facts:
-        number = scalar(value, part.dtype, "value")
-        facts.update(matrix=part.descriptor, value=number)
-        check_writable(CALL, part, part.dtype)
-        element = as_element(part, number)
-    with part.context.running(CALL):
-        part.local[...] = element
-
-
-def _copy_array(part: Handle, array: NDArray[Any] | None, index: object) -> None:
-    """Write a NumPy array into ``part``: the same one on every rank, or that of one rank. Collective."""
-    ctx, d = part.context, part.descriptor
-    with ctx.running(CALL):
-        with ctx.agreement(CALL) as facts:
-            facts.update(matrix=d, value="a NumPy array")
-            check_writable(CALL, part, d.dtype if array is None else array.dtype)
-            mine = None if array is None else digest(array)
-            whole = None if array is None else _broadcast(array, d.shape, index)
-        theirs = ctx.comm.allgather(mine)
-        with ctx.agreement(f"{CALL} a NumPy array"):
-            root = _root(theirs)
-        if root is not None:
-            _move_array(whole, root, part)
-        elif ctx.coords(d) is not None and whole is not None:
-            rows, cols = d.global_indices(ctx.rank)
-            values = np.asarray(whole[rows[:, None], cols]).astype(d.dtype)
-            ctx.engine.from_host(part.local, values)
-
-
-def _broadcast(array: NDArray[Any], shape: tuple[int, int], index: object) -> NDArray[Any]:
-    """Return the array in the shape of the sub-matrix, by NumPy's rules. Local."""
-    given = expanded(index if isinstance(index, tuple) else (index,))
-    kept = [not (k < len(given) and is_integer(given[k])) for k in range(2)]
-    target = tuple(extent for extent, keep in zip(shape, kept, strict=True) if keep)
-    while array.ndim > len(target) and array.shape[0] == 1:
-        array = array[0]
-    try:
-        return np.broadcast_to(array, target).reshape(shape)
-    except ValueError:
-        raise ArgumentError(f"{CALL}: the array has shape {array.shape}, expected {target}") from None
-
-
-def _root(theirs: list[Any]) -> int | None:
-    """Return the only rank that has an array, None if all have the same. Local."""
-    having = [rank for rank, each in enumerate(theirs) if each is not None]
-    if len(having) == 1:
-        return having[0] if len(theirs) > 1 else None
-    expected = "expected the same array on every rank, or an array on one and None on the others"
-    if len(having) < len(theirs):
-        raise ArgumentError(f"{CALL}: got arrays on ranks {having} of {len(theirs)}; {expected}")
-    others = [rank for rank in having if theirs[rank] != theirs[0]]
-    if others:
-        raise RankMismatchError(
-            f"{CALL}: the array of ranks {others} differs from that of rank 0; {expected}"
-        )
-    return None
-
-
-def _move_array(whole: NDArray[Any] | None, root: int, part: Handle) -> None:
-    """Write the array of one rank into ``part``. Collective over the context."""
-    ctx, d = part.context, part.descriptor
-    values = {} if whole is None else {0: np.array(whole)}
-    side = Side.on_rank(root, d.shape, d.order)
-    ctx.engine.put(side, values, Side.of(d), ctx.cells(d, part.local), d.dtype)

@@ -5,22 +5,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Side, agree_after
 from ..docstrings import public_face
-from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
-from ..layout import MatrixDescriptor, Trapezoid
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..layout import MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
-from ..layout.grid import as_block, as_grid, one_of
 from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
-from . import arithmetic, creation, io, reductions
+from . import arithmetic, copies, io, reductions
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
 
@@ -119,7 +114,7 @@ class DistributedMatrix(Handle):
             RankMismatchError: the ranks gave different arrays.
             TypeError: ``value`` is none of these.
         """
-        creation.set_item(self, index, value)
+        copies.set_item(self, index, value)
 
     def to_scalapack(self, *, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
@@ -176,25 +171,12 @@ class DistributedMatrix(Handle):
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
         with self.context.running("gather"):
-            return self._gather("gather", root, everywhere=False)
-
-    def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
-        """Return the whole matrix on ``root``; elsewhere None or, with ``everywhere``, an uninitialized array."""
-        ctx, d = self.context, self.descriptor
-        with ctx.agreement(call) as facts:
-            facts.update(matrix=d, root=root)
-            ctx.check_rank(root, "root")
-            here = everywhere or ctx.rank == root
-            whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
-        target = Side.on_rank(root, d.shape, d.order)
-        wanted = {0: whole} if ctx.rank == root else {}
-        ctx.engine.get(Side.of(d), ctx.cells(d, self.local), target, wanted, d.dtype)
-        return whole
+            return copies.gathered(self, "gather", root, everywhere=False)
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
         with self.context.running("allgather"):
-            whole = self._gather("allgather", 0, everywhere=True)
+            whole = copies.gathered(self, "allgather", 0, everywhere=True)
             assert whole is not None
             self.context.comm.bcast_into(whole, 0)
             return whole
@@ -233,105 +215,8 @@ class DistributedMatrix(Handle):
             ArgumentError: the shapes differ, the grid has more ranks than the context, complex would become real, or
                 ``out`` shares memory with this matrix.
         """
-        ctx = self.context
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
-
-        def read(facts: dict[str, Any]) -> tuple[DistributedMatrix, Trapezoid | None]:
-            layout = self._changed(descriptor, out, changes)
-            if out is not None:
-                self._check_out(out)
-                layout = out.descriptor if layout is None else layout
-            facts.update(matrix=self.descriptor, to=layout, uplo=uplo, diag=diag, out=out is not None)
-            if layout is None:
-                raise ArgumentError(
-                    "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
-                )
-            ctx.check_descriptor(layout)
-            if out is not None and out.descriptor != layout:
-                raise LayoutError(
-                    f"out: its layout is {out.descriptor}, expected the new descriptor {layout}"
-                )
-            if layout.shape != self.shape:
-                raise LayoutError(
-                    f"redistribute: the matrix has shape {self.shape}, the new descriptor {layout.shape}"
-                )
-            if self.dtype.kind == "c" and layout.dtype.kind != "c":
-                raise ArgumentError(
-                    f"redistribute: {self.dtype.name} does not convert to {layout.dtype.name}"
-                )
-            part = self._part(uplo, diag)
-            result = ctx.allocate(layout) if out is None else out
-            if out is None and part is not None:
-                result.local[...] = 0
-            return result, part
-
-        with ctx.running("redistribute"):
-            copy = self._glance(descriptor, uplo, diag, out, changes)
-            done = None if copy is None else creation.copied_at_once("redistribute", self, copy)
-            if copy is not None and done:
-                return copy
-            copy = None  # its memory is free again
-            result, part = agree_after(done is False, partial(ctx.agreement, "redistribute"), read)
-            self.move_to(result, part)
-            return result
-
-    def _glance(
-        self, descriptor: Any, uplo: Any, diag: Any, out: Any, changes: dict[str, Any]
-    ) -> DistributedMatrix | None:
-        """Return what the whole matrix goes to; None if a glance does not show that the call is legal. Local."""
-        try:
-            if uplo is not None or not one_of(diag, "N") or not creation.copies_at_once(self):
-                return None
-            layout = self._changed(descriptor, out, changes)
-            if out is not None:
-                return out if layout is None and isinstance(out, DistributedMatrix) else None
-            if layout is None or layout.shape != self.shape or layout.dtype != self.dtype:
-                return None
-            self.context.check_descriptor(layout)
-            copy: DistributedMatrix = self.context.allocate(layout)
-            return copy
-        except Exception:  # noqa: BLE001 (what is wrong is said where all ranks hear it)
-            return None
-
-    def _changed(
-        self, descriptor: MatrixDescriptor | None, out: DistributedMatrix | None, changes: dict[str, Any]
-    ) -> MatrixDescriptor | None:
-        """Return the new layout if keywords give one, else ``descriptor``."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        if not given:
-            return descriptor
-        if descriptor is not None or out is not None:
-            what = "a descriptor" if descriptor is not None else "out="
-            raise ArgumentError(
-                f"redistribute: {', '.join(given)} cannot be given with {what}; expected one or the other"
-            )
-        if "block" in given:
-            given["block"] = as_block(given["block"])
-        if "grid" in given:
-            given["grid"] = as_grid(given["grid"])
-        if given.keys() & {"block", "grid"}:
-            given = {"source": (0, 0), "lead": (0, 0)} | given
-        if given.keys() - {"dtype"}:
-            given["ld"] = None
-        return replace(self.descriptor, **given)
-
-    def _check_out(self, out: DistributedMatrix) -> None:
-        if not isinstance(out, DistributedMatrix):
-            raise ArgumentTypeError(f"out: expected a DistributedMatrix, got {type(out).__name__}")
-        if out.context is not self.context:
-            raise ArgumentError("out: belongs to another context")
-        if not getattr(out.local.flags, "writeable", True):
-            raise ArgumentError("out: its local array is read-only")
-        if self.context.engine.overlap(self.local, out.local):
-            raise ArgumentError("out: shares memory with the matrix; expected a separate matrix")
-
-    def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
-        if uplo is not None and not one_of(uplo, "LU"):
-            raise ArgumentError(f"uplo: expected 'L', 'U' or None, got {short_repr(uplo)}")
-        if not one_of(diag, "NU") or (uplo is None and diag != "N"):
-            expected = "'N' or 'U'" if uplo else "'N' without uplo"
-            raise ArgumentError(f"diag: expected {expected}, got {short_repr(diag)}")
-        return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
+        return copies.redistributed(self, descriptor, changes, uplo, diag, out)
 
     def save(
         self,
