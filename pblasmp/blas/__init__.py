@@ -7,77 +7,13 @@ products, solves, updates of rank k, sums; ``pb.matmul`` is GEMM.
 
 from __future__ import annotations
 
-from .level3 import (
-    geadd,
-    hemm,
-    her2k,
-    herk,
-    herkx,
-    symm,
-    syr2k,
-    syrk,
-    syrkx,
-    tradd,
-    trmm,
-    trsm,
-)
-from .vectors import (
-    amax,
-    asum,
-    axpy,
-    copy,
-    dot,
-    dotc,
-    gemv,
-    ger,
-    gerc,
-    hemv,
-    her,
-    her2,
-    nrm2,
-    scal,
-    swap,
-    symv,
-    syr,
-    syr2,
-    trmv,
-    trsv,
-)
+from . import level3, vectors
+from .level3 import *  # noqa: F403 - each module lists its names once
+from .vectors import *  # noqa: F403
 
-__all__ = [
-    "amax",
-    "asum",
-    "axpy",
-    "copy",
-    "dot",
-    "dotc",
-    "geadd",
-    "gemv",
-    "ger",
-    "gerc",
-    "hemm",
-    "hemv",
-    "her",
-    "her2",
-    "her2k",
-    "herk",
-    "herkx",
-    "nrm2",
-    "scal",
-    "swap",
-    "symm",
-    "symv",
-    "syr",
-    "syr2",
-    "syr2k",
-    "syrk",
-    "syrkx",
-    "tradd",
-    "trmm",
-    "trmv",
-    "trsm",
-    "trsv",
-]
+__all__: list[str] = []
+__all__ += level3.__all__
+__all__ += vectors.__all__
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Side, Uplo
     from ..layout.schemes import Op
 
+__all__ = [
+    "geadd",
+    "hemm",
+    "her2k",
+    "herk",
+    "herkx",
+    "symm",
+    "syr2k",
+    "syrk",
+    "syrkx",
+    "tradd",
+    "trmm",
+    "trsm",
+]
+
 Matrix = DistributedMatrix
 
 

@@ -18,6 +18,29 @@ if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Uplo
     from ..layout.schemes import Op
 
+__all__ = [
+    "amax",
+    "asum",
+    "axpy",
+    "copy",
+    "dot",
+    "dotc",
+    "gemv",
+    "ger",
+    "gerc",
+    "hemv",
+    "her",
+    "her2",
+    "nrm2",
+    "scal",
+    "swap",
+    "symv",
+    "syr",
+    "syr2",
+    "trmv",
+    "trsv",
+]
+
 Matrix = DistributedMatrix
 
 
