@@ -15,7 +15,7 @@ from ..layout import MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
 from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
-from . import arithmetic, copies, io, reductions
+from . import arithmetic, assignment, io, reductions
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
 
@@ -114,7 +114,7 @@ class DistributedMatrix(Handle):
             RankMismatchError: the ranks gave different arrays.
             TypeError: ``value`` is none of these.
         """
-        copies.set_item(self, index, value)
+        assignment.set_item(self, index, value)
 
     def to_scalapack(self, *, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
@@ -171,12 +171,12 @@ class DistributedMatrix(Handle):
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
         with self.context.running("gather"):
-            return copies.gathered(self, "gather", root, everywhere=False)
+            return assignment.gathered(self, "gather", root, everywhere=False)
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
         with self.context.running("allgather"):
-            whole = copies.gathered(self, "allgather", 0, everywhere=True)
+            whole = assignment.gathered(self, "allgather", 0, everywhere=True)
             assert whole is not None
             self.context.comm.bcast_into(whole, 0)
             return whole
@@ -216,7 +216,7 @@ class DistributedMatrix(Handle):
                 ``out`` shares memory with this matrix.
         """
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
-        return copies.redistributed(self, descriptor, changes, uplo, diag, out)
+        return assignment.redistributed(self, descriptor, changes, uplo, diag, out)
 
     def save(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: of a matrix into another layout, of values into a sub-matrix, of a whole matrix to one rank."""
+"""Assignment of matrices and values: to another layout, to a sub-matrix, of a whole matrix to one rank."""
 
 from __future__ import annotations
 
