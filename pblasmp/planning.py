@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import linalg, tensor_parallel
@@ -27,15 +28,34 @@ from .runtime.matrix_calls import as_read, check_c
 from .runtime.planned import prepare, reading
 from .runtime.reading import refuse
 from .runtime.runtime import Runtime
+from .runtime.user_call import UserCall
 from .tensor_parallel.call import check_context
 from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
     from .runtime.plans import Plan
-    from .runtime.user_call import UserCall
 
 _FORMER_NAMES = {"lu": "lu_factor"}  # as plain strings, which have no module
-_VECTORS = [name for name, row in VECTOR_ROUTINES.items() if row.twin]
+
+
+def _vector_call(name: str, **given: Any) -> VectorCall:
+    return VectorCall(name, given)
+
+
+_PLANNED: dict[str, tuple[Callable[..., Any], Callable[..., UserCall[Any]]]] = {
+    "matmul": (products.matmul, products.matmul_call),
+    **{name: (getattr(level3, name), partial(level3.routine_call, name)) for name in ROUTINES},
+    **{
+        name: (getattr(vectors, name), partial(_vector_call, name))
+        for name, row in VECTOR_ROUTINES.items()
+        if row.twin
+    },
+    **{
+        name: (getattr(tensor_parallel, name), partial(tensor_parallel.parallel_call, name)) for name in FORMS
+    },
+    **{name: (getattr(linalg, name), call) for name, call in CALLS.items()},
+}
+"""The public functions that have plans, each with what makes a call of it, by name."""
 
 
 def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[Any]:
@@ -135,15 +155,7 @@ def _call(
     given = bound.arguments
     if asked == "tune" and "algo" in given:
         given["algo"] = "auto"
-    if name in CALLS:
-        return CALLS[name](**given)
-    if name == "matmul":
-        return products.matmul_call(**given)
-    if name in FORMS:
-        return tensor_parallel.parallel_call(name, **given)
-    if name in VECTOR_ROUTINES:
-        return VectorCall(name, given)
-    return level3.routine_call(name, **given)
+    return _PLANNED[name][1](**given)
 
 
 def _bound(
@@ -158,35 +170,20 @@ def _bound(
         function = function.successor
     name = function if isinstance(function, str) else str(getattr(function, "__name__", ""))
     name = _FORMER_NAMES.get(name, name) if isinstance(function, str) else name
-    found = _public(name)
+    found = _PLANNED.get(name, (None,))[0] or (getattr(vectors, name) if name in VECTOR_ROUTINES else None)
     if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *_VECTORS, *FORMS, *CALLS])
+        known = ", ".join(_PLANNED)
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else short_repr(function)
         expected = f"one of the functions {known}, or its name"
         if call == "algorithms":
             expected = f"a MatmulProblem, Level3Problem, ParallelProblem or FactorProblem, {expected}"
         raise ArgumentError(f"{call}: expected {expected}, got {given}")
-    if name in VECTOR_ROUTINES and name not in _VECTORS:
+    if name not in _PLANNED:
         raise ArgumentError(f"{call}: {name} is computed at once: it has neither a plan nor algorithms")
     try:
         return name, inspect.signature(found).bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"{call}: {name}: {error}") from None
-
-
-def _public(name: str) -> Callable[..., Any] | None:
-    if name == "matmul":
-        return products.matmul
-    found: Callable[..., Any] | None = None
-    if name in ROUTINES:
-        found = getattr(level3, name)
-    elif name in FORMS:
-        found = getattr(tensor_parallel, name)
-    elif name in CALLS:
-        found = getattr(linalg, name)
-    elif name in VECTOR_ROUTINES:
-        found = getattr(vectors, name)
-    return found
 
 
 def algorithms(

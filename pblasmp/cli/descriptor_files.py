@@ -12,7 +12,7 @@ import click
 
 from ..errors import LayoutError, counted, faults_text
 from ..layout import FactorProblem, Level3Problem, MatrixDescriptor, ParallelProblem
-from ..problems.files import ProblemFile, Text, faults_in, find, load_any_file, problem_in, read_text
+from ..problems.files import ProblemFile, Text, faults_in, find, load_problem_file, problem_in, read_text
 from .terminal import plain
 
 _MOST_RANKS_TOLD = 4096
@@ -148,7 +148,7 @@ def _print_problem(one: dict[str, Any]) -> None:
 
 def shipped() -> list[dict[str, Any]]:
     """Return the problems that come with pblasmp: their names, titles and numbers of ranks. Local."""
-    found = [(path.stem, load_any_file(path)) for path in find("problems")]
+    found = [(path.stem, load_problem_file(path)) for path in find("problems")]
     return [{"name": name, "nranks": file.nranks, "title": file.title} for name, file in found]
 
 

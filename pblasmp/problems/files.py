@@ -44,7 +44,6 @@ __all__ = [
     "check",
     "excess",
     "find",
-    "load_any_file",
     "load_grid",
     "load_model",
     "load_problem",
@@ -144,24 +143,12 @@ def load_problem(file: Source) -> AnyProblem:
     See Also:
         MatmulProblem.gemm, to make one of sizes.
     """
-    problem: AnyProblem = load_any_file(file).problem
+    problem: AnyProblem = load_problem_file(file).problem
     return problem
 
 
 def load_problem_file(file: Source) -> ProblemFile:
-    """Return the matrix product written in a descriptor file, with its title, windows and scalars. Local.
-
-    Args:
-        file: as ``load_problem`` takes it.
-
-    Raises:
-        LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
-    """
-    return problem_in(*_read(file), products=True)
-
-
-def load_any_file(file: Source) -> ProblemFile:
-    """Return the problem written in a descriptor file, with its title. Local.
+    """Return the problem written in a descriptor file, with its title, windows and scalars. Local.
 
     Args:
         file: as ``load_problem`` takes it.
@@ -279,17 +266,14 @@ def _parsed(text: Text, fault: str = "") -> tuple[Table, list[str]]:
         return {}, [f"not a TOML file: {error}"]
 
 
-def problem_in(path: Path, text: Text, fault: str = "", *, products: bool = False) -> ProblemFile:
-    """Return the problem in the text of a file, which may have to be a product of matrices. Local.
+def problem_in(path: Path, text: Text, fault: str = "") -> ProblemFile:
+    """Return the problem in the text of a file. Local.
 
     Raises:
-        LayoutError: there is a ``fault`` already, or the text holds no such problem; it names the file and every fault.
+        LayoutError: there is a ``fault`` already, or the text holds no problem; it names the file and every fault.
     """
     data, faults = _parsed(text, fault)
     kind = kind_of(data)
-    if kind and products and not faults:
-        given = short_repr(data[kind])
-        faults = [f"{kind}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
     if faults := faults or problem_faults(data, kind):
         raise _error(path, faults)
     made = operands_in(kind, data)

@@ -26,7 +26,7 @@ from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import FailureError, on_ranks
 from pblasmp.cli.run import print_run, run_factorization
 from pblasmp.launch import find_launcher
-from pblasmp.problems.files import ProblemFile, load_any_file
+from pblasmp.problems.files import ProblemFile, load_problem_file
 from tests.helpers.command_line import kept_ranks, run_here, wait_for
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.slow import only_long
@@ -470,7 +470,7 @@ def factorizations(comm, directory):
             if comm.rank == 0:
                 path.write_text(problem.to_toml())
             comm.Barrier()
-            _, right = run_factorization(ctx, load_any_file(path), "auto", mock.Mock())
+            _, right = run_factorization(ctx, load_problem_file(path), "auto", mock.Mock())
             yield name, None if right else f"error {right.error}"
             comm.Barrier()
         refused = of("lu", matrix(9, 9), column, d=column, factored=True)

@@ -15,7 +15,7 @@ import pblasmp as pb
 from pblasmp.cli.reports import Reporter
 from pblasmp.cli.run import run_routine
 from pblasmp.layout.routines import ROUTINES
-from pblasmp.problems.files import find, load_any_file, load_problem_file
+from pblasmp.problems.files import find, load_problem_file
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
 from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
@@ -96,7 +96,7 @@ def run_routines(comm, dtype, spoiled=None):
                     for each, shape in shapes(name, flags, 7, 5, 6).items()
                     if each in has.operands + "d" and (each != "c" or rng.integers(3))
                 }
-                found = load_any_file(io.StringIO(pb.Level3Problem(name, **of, **flags).to_toml()))
+                found = load_problem_file(io.StringIO(pb.Level3Problem(name, **of, **flags).to_toml()))
                 if spoiled is not None:
                     parents = iter(found.parents)
 

@@ -189,10 +189,10 @@ d = { shape = [9, 4], window = [[2, 8], [0, 4]] }
 
 
 def test_terminal_shows_routines():
-    text = terminal(files.load_any_file(io.StringIO(ROUTINE)))
+    text = terminal(files.load_problem_file(io.StringIO(ROUTINE)))
     assert "op(A) D = alpha B, or D op(A) = alpha B   m = 6, n = 4, k = 6; trsm, side=L, uplo=U" in text
     assert "A  6 × 6" in text
     assert "[2:8, 0:4] of 9 × 4" in text
     assert text.rstrip().endswith("This trsm is legal.")
-    wrong = terminal(files.load_any_file(io.StringIO(ROUTINE.replace("[6, 6]", "[5, 5]"))))
+    wrong = terminal(files.load_problem_file(io.StringIO(ROUTINE.replace("[6, 6]", "[5, 5]"))))
     assert "This trsm is not legal:\n  - a: shape is 5x5" in wrong

@@ -202,12 +202,10 @@ def test_faults_of_tensor_parallel_tables(edit, fault):
     assert any(fault in each for each in files.check(io.StringIO(text)))
 
 
-def test_tensor_parallel_products_are_no_matrix_products():
-    text = ParallelProblem.from_dict(
-        {"form": "matmul_allreduce", "tokens": [6], "inputs": [5], "outputs": [3]}
-    ).to_toml()
-    with pytest.raises(pb.LayoutError, match="form: expected a matrix product, got 'matmul_allreduce'"):
-        files.load_problem_file(io.StringIO(text))
+def test_titles_of_any_problem():
+    p = ParallelProblem.from_dict({"form": "matmul_allreduce", "tokens": [6], "inputs": [5], "outputs": [3]})
+    found = files.load_problem_file(io.StringIO(p.to_toml("Summed everywhere")))
+    assert (found.title, found.problem, found.nranks) == ("Summed everywhere", p, 1)
 
 
 def test_plans_of_tensor_parallel_products():
