@@ -25,8 +25,6 @@ from tests.chaos.gpu_program import CASES, ONE_KERNEL
 from tests.chaos.trials import left_of, lines, show_stacks
 from tests.helpers.mpi import ROOT
 
-__all__ = ["FAULTS", "TRIALS", "Fault", "judged", "tried"]
-
 LIMIT = 30.0  # seconds from the fault to the end of the job
 WHOLE_LIMIT = 150.0  # seconds of a job, its start included
 ENDINGS = 3  # times two seconds that killed processes are given to leave their GPUs

@@ -48,8 +48,6 @@ from tests.helpers.sequences import (
 )
 from tests.helpers.sequences.matrices import FORMATS
 
-__all__ = ["Sequences", "Watch", "grown"]
-
 ROOT = Path(__file__).parents[2]
 _SIMULATED = {"simulated": Simulated, "away": Away}  # the user has made another GPU the current one
 ENGINES = ("host", "cublasmp", *_SIMULATED)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few trials, always the same; ``python -m tests.chaos`` makes as many others as you like."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.chaos.trials import expected_status, judged, tried

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tester of faults on GPUs, on GPUs that are played, and what it finds bad."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.chaos.gpus import FAULTS, TRIALS, judged, tried

@@ -4,8 +4,6 @@
 A sequence that ``python -m tests.chaos.sequences`` prints becomes a test as one of ``ONCE_WRONG``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -18,8 +18,6 @@ from tests.chaos.program import CATCHABLE, KINDS
 from tests.helpers import inside
 from tests.helpers.mpi import NODES, ROOT, launcher_on
 
-__all__ = ["ordered", "tried"]
-
 LIMIT = 10.0  # seconds from the fault to the end of the job
 WHOLE_LIMIT = 120.0  # seconds of a job, its start included, on a machine that is busy
 

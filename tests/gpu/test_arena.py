@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that products share, on several streams and in graphs."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``algo="cusolvermp"`` on GPUs, where it is installed: every type, the ends of the range, layouts that are moved."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

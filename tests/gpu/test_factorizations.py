@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factorizations and solves on GPUs: every type and option in layouts at random, large matrices, failures."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between host and GPU in every order of sizes: a copy may not depend on those before it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@
 PBLASMP_TRACE=1 says which call is under way; `-m slow` tries all options with all types and memory orders.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many calls on ever new sub-matrices, most of them direct calls, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

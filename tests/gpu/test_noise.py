@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm while the GPUs are disturbed: products on side streams, late ranks, another job on the same GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 import pblasmp as pb

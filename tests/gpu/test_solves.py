@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eigenvalues, singular values, refined solves, ranks, warnings and ``pb.verify`` on GPUs: every option, every type."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Levels 1 and 2 on GPUs: the table of calls, numbers, and a gemv that leaves A where it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

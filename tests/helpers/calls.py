@@ -31,30 +31,6 @@ from tests.helpers.cases import OPS, first, layout, numbers, part, pick, scatter
 from tests.helpers.limits import changed_limits
 from tests.helpers.pairs import pairs
 
-__all__ = [
-    "DTYPES",
-    "FUNCTIONS",
-    "WRITERS",
-    "Call",
-    "Place",
-    "all_placed",
-    "called",
-    "combinations",
-    "computed",
-    "draw_place",
-    "drawn",
-    "legal_options",
-    "of_level_1",
-    "prepared",
-    "scalars",
-    "side_by_side",
-    "stored",
-    "thresholds",
-    "vector",
-    "ways_of",
-    "written",
-]  # fmt: skip
-
 DTYPES = ("float32", "float64", "complex64", "complex128")
 _LETTERS = {np.dtype(dtype).name: letter for letter, dtype in DTYPE.items()}
 _REAL = "pcsscal", "pzdscal"

@@ -19,8 +19,6 @@ from pblasmp.cli import main, reports
 from pblasmp.launch import Job
 from tests.helpers.mpi import run_on_one_node
 
-__all__ = ["kept_ranks", "run_here", "wait_for"]
-
 
 def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait until something is true. Local."""

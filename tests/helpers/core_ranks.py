@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct calls of several ranks in one process: each rank is a thread that calls the compiled core."""
 
-from __future__ import annotations
-
 import ctypes
 import queue
 import threading

@@ -13,8 +13,6 @@ from tests.helpers import spectral_cases
 from tests.helpers.factor_cases import TYPES, placed
 from tests.helpers.spectral_cases import KINDS
 
-__all__ = ["cases"]
-
 
 def cases(ctx: pb.Context, rng: np.random.Generator, count: int) -> Iterator[tuple[str, str | None]]:
     """Yield cases at random, in layouts in which ELPA computes and in others, and the smallest matrices."""

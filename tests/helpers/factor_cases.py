@@ -4,8 +4,6 @@
 Every rank draws the same cases from generators with the same seed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from unittest import mock

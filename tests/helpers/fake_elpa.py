@@ -11,8 +11,6 @@ import numpy as np
 
 import pblasmp as pb
 
-__all__ = ["FakeElpa"]
-
 _TYPES = {"float": "f", "f": "f", "double": "d", "d": "d", "float_complex": "F", "fc": "F",
           "double_complex": "D", "dc": "D"}  # fmt: skip
 _NAMES = {"na", "nev", "local_nrows", "local_ncols", "nblk", "mpi_comm_parent", "process_row", "process_col"}

@@ -6,8 +6,6 @@ Of several programs each says its name first.
 Every rank of every program starts anew: this imports no more than it needs.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from pblasmp import launch
 
-__all__ = ["run_fresh"]
-
 _FORGET = """
 import logging, os, sys
 for _name in [_name for _name in sys.modules if _name.partition(".")[0] in {forgotten}]:

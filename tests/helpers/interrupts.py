@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.helpers.process import descriptors
 
-__all__ = ["InterruptError", "left_open", "steps"]
-
 
 class InterruptError(Exception):
     """Raised in place of a step."""

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pblasmp.cli.run import OPS, dense, touched
 from pblasmp.layout.routines import ROUTINES
-
-__all__ = ["OPS", "dense", "legal_flags", "shapes", "touched"]
 
 Flags = Mapping[str, str]
 

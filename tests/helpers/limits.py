@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other limits between the ways in which direct calls are computed: with them small matrices take every way."""
 
-from __future__ import annotations
-
 import contextlib
 
 from pblasmp.engines.host.direct.limits import LIMITS

@@ -14,22 +14,10 @@ import pytest
 
 from pblasmp import testing
 from pblasmp.launch import Launcher, surroundings
-from pblasmp.testing import RanksFailedError, Torchrun
+from pblasmp.testing import Torchrun
 from tests.helpers.nodes import Nodes
 from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import is_long
-
-__all__ = [
-    "NODES",
-    "ROOT",
-    "RanksFailedError",
-    "launcher_on",
-    "on_ranks",
-    "run_mpi",
-    "run_on_one_node",
-    "run_torch",
-    "starts_ranks",
-]
 
 ROOT = Path(__file__).parents[2]
 

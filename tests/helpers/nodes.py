@@ -18,8 +18,6 @@ import pytest
 
 from pblasmp.launch import Launcher, find_launcher
 
-__all__ = ["Nodes", "ranks_of_nodes"]
-
 _ON_HOST = 'hostname "$1" && shift && exec "$@"'
 _AT_RANK = """\
 nodes=$1 together=$2; shift 2

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.helpers.slow import is_long
 
-__all__ = ["pairs"]
-
 
 def pairs(*factors: Sequence[Any], legal: Callable[[list[Any]], bool] = bool) -> Iterator[list[Any]]:
     """Return combinations in which any two values of two factors come together at least once; always the same. Local.

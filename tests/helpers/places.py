@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["Places", "places"]
-
 _DEEP = 4  # functions that tell one place from another
 
 Places = tuple[str, ...]

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-__all__ = ["descriptors", "held", "resident_kib"]
-
 
 def held() -> tuple[int, int]:
     """Return how many descriptors and threads this process has."""

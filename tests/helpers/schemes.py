@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schemes of products, under short names, and what makes their problems."""
 
-from __future__ import annotations
-
 import pblasmp as pb
 
 AG, RS, AR = SCHEMES = "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"

@@ -15,19 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "choose_form",
-    "draws",
-    "fewer",
-    "has_long_form",
-    "in_turn",
-    "is_few",
-    "is_long",
-    "only_long",
-    "thinned",
-    "with_new_values",
-]
-
 _VARIABLE = "PBLASMP_TESTS"
 _FEW = 8  # of so many random cases one is left
 

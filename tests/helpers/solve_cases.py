@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refined solves, least squares of any rank, and warnings of ill-conditioned matrices, in layouts at random."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

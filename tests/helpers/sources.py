@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ROOT", "Source", "source"]
-
 ROOT = Path(__file__).parents[2]
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of a statement: the statements in it
 

@@ -19,8 +19,6 @@ from tests.helpers.cases import first, pick, scattered
 from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large, unscaled
 from tests.helpers.slow import in_turn
 
-__all__ = ["CASES", "KINDS", "TABLE", "eigh", "eigh_at_the_ends", "good", "library", "svd", "svd_at_the_ends"]
-
 Case = tuple[str, str | None]
 KINDS = ("all", "subset", "values", "pair")
 

@@ -21,8 +21,6 @@ from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.graphs import Recordings
 from tests.helpers.fakegpu import FakeGpu
 
-__all__ = ["StreamOrder"]
-
 Clock = dict[int, int]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-__all__ = ["Tape", "tapes"]
-
 
 def tapes(least: int) -> st.SearchStrategy[list[int]]:
     """Tapes of ``least`` numbers or more; what is drawn beyond is 0."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What factorizations find, right and slightly wrong, for ``pb.verify``, on CPU ranks and on GPUs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -10,8 +8,6 @@ import numpy as np
 import pblasmp as pb
 from tests.helpers.cases import first
 from tests.helpers.factor_cases import only, placed, positive, random
-
-__all__ = ["right_and_wrong", "wrong_in_other_ways"]
 
 
 def found_by(ctx, rng, dtype, n=17):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective calls with bad input, other arguments or another call on one rank: one error on all ranks, at once."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of every function, algorithms by name at every entry point, and what ``pb.algorithms`` says of them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace

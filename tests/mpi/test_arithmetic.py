@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices that behave like arrays: operators, copies and types, against NumPy, in every layout."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import warnings

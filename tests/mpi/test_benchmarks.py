@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks run, their checks included; ScaLAPACK's only where it has been fetched."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

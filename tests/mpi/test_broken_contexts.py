@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicators of broken contexts are freed when the same ranks make the next context, unless messages may be left."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every routine × options × types × places of operands × ways to call it: see ``tests/helpers/calls.py``."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import contextmanager
 from unittest import mock

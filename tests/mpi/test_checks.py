@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pb.verify`` of what factorizations have found, right and slightly wrong, and ``eigh`` with ``check=True``."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

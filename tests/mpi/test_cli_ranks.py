@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line with ranks: real products from end to end, and every way in which they can end early."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals at any moment end the command line: a few of what ``python -m tests.chaos.signals`` does at length."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

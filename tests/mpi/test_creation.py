@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """New matrices: full, eye, random, and every way to say how they are distributed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

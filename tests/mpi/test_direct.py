@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct calls: many calls on ever new sub-matrices, which need neither a plan nor details to agree on."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from contextlib import ExitStack

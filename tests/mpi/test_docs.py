@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts and commands in docs/ run on 4 ranks and print what the pages show."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

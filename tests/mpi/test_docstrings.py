@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docstrings of public functions: each names what is like it, and has an example that prints what it shows."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

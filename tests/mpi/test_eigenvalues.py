@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eigenvalues and singular values on CPU ranks, by ScaLAPACK and by LAPACK on one rank, beside NumPy's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

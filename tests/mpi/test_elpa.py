@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eigenvalues by ELPA on CPU ranks: by a stand-in for it everywhere, by Debian's where it has been fetched."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

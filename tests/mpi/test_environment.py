@@ -4,8 +4,6 @@
 No rank may fail alone because of it after the ranks have agreed: either nothing happens or all raise one error.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epilogues on ranks: every kind, type, memory order and scheme against NumPy in float64; and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples run as their headers say, and print what their docstrings say."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factorizations on ranks: every type, option and layout at random, on one node and between nodes; errors."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -6,8 +6,6 @@ ScaLAPACK wants square blocks and an offset of whole blocks: half of the cases h
 rest have any layout, and are compared with NumPy.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

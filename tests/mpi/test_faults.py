@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end badly end at once, on every rank, with a status that says so, and show what happened once."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What files must not lose or let in: locks, links, attributes, special values, modes, crafted files."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit floats on the host engine, which emulates them: every combination of types and schemes; what is refused."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

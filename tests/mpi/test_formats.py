@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HDF5 and Zarr on ranks: what h5py and zarr wrote is read, what is written they can read; nothing else is touched."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu_matmul.py rehearsed on the host engine: what the host lacks fails, the same on all ranks, and ends nothing."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grids that gridexit has freed and gridinit makes again: the same number, and nothing of the caller's is kept."""
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A signal's handler may raise an exception at any step of Python: no file stays open."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank that comes late costs the others."""
 
-from __future__ import annotations
-
 import time
 from unittest import mock
 

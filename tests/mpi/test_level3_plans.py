@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of level-3 routines, their reports, what ranks refuse together, and triangles that move alone."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ Hypothesis draws the statements, and shrinks them. After each one all matrices a
 outside the place it was meant for is found, too. Values are small integers: every result is exact in every type.
 """
 
-from __future__ import annotations
-
 import operator
 import warnings
 from dataclasses import replace

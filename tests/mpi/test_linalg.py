@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pb.linalg`` beside NumPy and SciPy: every function, every order of arguments, and what it refuses, on two ranks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.linalg

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices in and out of layouts of every kind: scatter, gather, from_function, from_local, empty, zeros."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

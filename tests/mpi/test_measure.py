@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring machines on ranks, and what pblasmp plan and doctor print."""
 
-from __future__ import annotations
-
 import json
 import time
 from functools import partial

@@ -4,8 +4,6 @@
 MPICH ends a process that uses it then, without a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, made of this machine: every kind of call, with the ranks of a node side by side and interleaved."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

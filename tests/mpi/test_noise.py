@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that are repeated while the ranks are disturbed: all are right, and what is wrong is found."""
 
-from __future__ import annotations
-
 import subprocess
 from functools import partial
 from unittest import mock

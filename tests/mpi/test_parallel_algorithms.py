@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithms of the tensor-parallel functions on CPU ranks: memory, bits, the choice, and what is measured."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of the PBLAS names that are not legal: the same error on every rank, under PBLAS's number; and grids."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

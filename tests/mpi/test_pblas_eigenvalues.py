@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eigenvalues and singular values under ScaLAPACK's names, beside NumPy's; their options and faults."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is local in ScaLAPACK is local here: one process calls, the others do not. And what takes a single meeting."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from unittest import mock

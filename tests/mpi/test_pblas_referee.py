@@ -6,8 +6,6 @@
 What our routines must not read holds NaN, which ScaLAPACK itself is spared.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: what they refuse and report, what memory they take, how they end; ``test_calls.py`` runs them."""
 
-from __future__ import annotations
-
 import re
 import tracemalloc
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pytest plugin as users meet it: their tests, in their folder."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

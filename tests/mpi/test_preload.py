@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaLAPACK programs with calls by pblasmp: the example in C and one that moves, on Debian's ScaLAPACK."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

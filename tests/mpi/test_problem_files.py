@@ -4,8 +4,6 @@
 And what ``pblasmp run`` compares for level-3 routines, with each of their options.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

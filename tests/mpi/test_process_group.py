@@ -17,9 +17,10 @@ import pytest
 import pblasmp as pb
 from pblasmp import _core, launch
 from pblasmp.comm import machines_of, wrap
+from pblasmp.testing import RanksFailedError
 from tests.helpers import inside
 from tests.helpers.factor_cases import panels_of
-from tests.helpers.mpi import ROOT, RanksFailedError, on_ranks, run_torch, starts_ranks
+from tests.helpers.mpi import ROOT, on_ranks, run_torch, starts_ranks
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
 pytestmark = starts_ranks

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README.md shows: two commands that .ci/run finds by their headings, and a script that runs as it is."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

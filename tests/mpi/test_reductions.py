@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms, sums, traces and diagonals against NumPy, in every layout; the same bits on every rank and in every run."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

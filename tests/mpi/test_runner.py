@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner of tests on ranks: every way in which a rank can fail is reported, nothing hangs or stays behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -16,7 +14,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.mpi import RanksFailedError, run_mpi, run_on_one_node, starts_ranks
+from pblasmp.testing import RanksFailedError
+from tests.helpers.mpi import run_mpi, run_on_one_node, starts_ranks
 from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import in_turn, only_long
 

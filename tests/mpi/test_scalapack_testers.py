@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaLAPACK's own testers, as Debian has compiled them, with pblasmp preloaded: some of ``benchmarks.testers``."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

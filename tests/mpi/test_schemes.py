@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 1D schemes on ranks: AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, in every op and order."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

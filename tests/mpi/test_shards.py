@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices over arrays of other libraries that the ranks have in parts, and the way back; JAX's if it is installed."""
 
-from __future__ import annotations
-
 import socket
 from functools import partial
 from importlib.util import find_spec

@@ -4,8 +4,6 @@
 ``test_factorizations.py`` has their cases at random.
 """
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products of 8-bit floats on the host engine, which emulates them; what is refused there."""
 
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes

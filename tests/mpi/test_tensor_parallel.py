@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four tensor-parallel products on ranks, against NumPy on whole matrices."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dry counts against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from unittest import mock

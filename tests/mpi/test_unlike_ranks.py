@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that round differently, as unlike processors and libraries do: they meet all the same, or all raise."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

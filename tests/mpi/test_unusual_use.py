@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unusual arguments, and what programs do to matrices and in the midst of calls: no rank crashes or waits for ever."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Levels 1 and 2 on ranks: every option and type, rows and columns and parts of matrices in any layout."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from unittest import mock

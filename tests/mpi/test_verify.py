@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pb.verify: right products pass in every type, wrong ones do not."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

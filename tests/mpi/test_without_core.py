@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of which some have no compiled core: they agree and compute by messages, and everything is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

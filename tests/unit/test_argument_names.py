@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults name the argument that the caller gave."""
 
-from __future__ import annotations
-
 import pytest
 
 import pblasmp as pb

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of benchmarks: every file can be read, and a faulty run is refused before it is written."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict, replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line without ranks: help, and one clear line with exit status 2 for every kind of bad input."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct calls of the compiled core against NumPy, on random sub-matrices in random layouts; also under sanitizers."""
 
-from __future__ import annotations
-
 import ctypes
 import pickle
 import struct

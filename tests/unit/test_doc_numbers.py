@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers in the pages are those of the code: limits, thresholds of "auto", times."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

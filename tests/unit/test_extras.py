@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command that installs an extra works where pblasmp came from: a clone, a local wheel, an index."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 

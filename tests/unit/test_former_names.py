@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of the last release (pblasmp/__init__.py): each warns, says what to use instead, and does what it did."""
 
-from __future__ import annotations
-
 import operator
 import warnings
 

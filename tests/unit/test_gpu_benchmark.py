@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu_matmul.py without a GPU: which times count, agreement on failures, and that multicast stays off."""
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np

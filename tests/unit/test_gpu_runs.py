@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ran on which GPUs is kept: the newest outcome of each suite, by GPUs and version."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``pblasmp info`` and ``doctor`` find of MPI, of what carries messages, and of the core."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

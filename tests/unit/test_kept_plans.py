@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans that a context keeps: which ones are closed to make room, and what they are taken to hold."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that are imported on first use: one that is missing is told from one that needs another."""
 
-from __future__ import annotations
-
 import pytest
 
 from pblasmp.lazy import submodule

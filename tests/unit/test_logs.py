@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log: silent unless asked, one rank speaks unless all shall."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.helpers.fresh import run_fresh

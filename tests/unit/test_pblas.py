@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PBLAS names without ranks: their signatures and texts, and what the tools refuse."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 import re

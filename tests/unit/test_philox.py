@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random numbers by counters: the published generator, numbers of the right kind, every type."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

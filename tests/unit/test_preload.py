@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pblasmp.preload`` without ScaLAPACK: its library, its variables, and what it says when something is missing."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

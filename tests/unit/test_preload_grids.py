@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grids of a ScaLAPACK program: which of pblasmp's they share, and when these are closed (serve.py)."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's products in benchmarks, without PyTorch: ranks agree on which of them are timed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from reference import pytorch

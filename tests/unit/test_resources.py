@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of memory and cores, in trees of files like those of Linux."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``pblasmp doctor`` says of where ranks sit, from what the ranks have found there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

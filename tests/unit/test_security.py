@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What SECURITY.md promises: which files are trusted, that none runs code, that none takes more memory than it says."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short forms leave out what others try, long ones nothing; the marker says which tests have one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from types import ModuleType, SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long several ranks take together."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

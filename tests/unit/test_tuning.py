@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trial run works on, and how often it is timed (measure.py)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

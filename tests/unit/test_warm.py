@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Python that has imported already does what a new one does."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Powers of complex numbers are products, as NumPy's are: CuPy would take logarithms (arithmetic.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -17,8 +17,6 @@ from .jobs import TURNS, Job
 from .moves import grids, say
 from .products import part_of, turned
 
-__all__ = ["algorithms", "call_job", "one_call"]
-
 LARGEST = (8, 40, 120)
 EXACT = {"float16": 2.0**-7, "bfloat16": 2.0**-7}
 TOLERANCES = {"float64": 1e-12, "complex128": 1e-12, "float32": 1e-4, "complex64": 1e-4, **EXACT}

@@ -12,8 +12,6 @@ import numpy as np
 
 import pblasmp as pb
 
-__all__ = ["TURNS", "Job", "copied", "local_of"]
-
 TURNS = 2  # sets of operands, so that what is left of the run before is not what this run wants
 
 

@@ -23,8 +23,6 @@ from pblasmp.trust import private_folder
 
 from .rank import socket_path
 
-__all__ = ["Pool", "World", "pool", "run"]
-
 MOST_RANKS = 16  # most ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
 GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
 _LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone

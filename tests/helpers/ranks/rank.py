@@ -31,8 +31,6 @@ from _pytest.config import get_config
 from pblasmp.comm import polling
 from pblasmp.testing import import_module, run_function, world_of
 
-__all__ = ["State", "socket_path"]
-
 install_importhook(get_config())  # assertions of test modules show their values here, too
 
 _MISSING = object()

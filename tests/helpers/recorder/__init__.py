@@ -9,8 +9,6 @@ with Recorder(path) as recorder:
     recorder.assert_clean()
 """
 
-from __future__ import annotations
-
 from .build import build
 from .recorder import Call, Recorder
 

@@ -5,8 +5,6 @@ A step is a call's name and plain data, and is legal whatever came before, so th
 those remain that a failure needs. Rank 0 draws sequences by Hypothesis; all ranks make them.
 """
 
-from __future__ import annotations
-
 from .devices import Away, Gpu, Host, Simulated
 from .runs import Outcome, replay, search
 from .steps import CALLS, Step, sequences, steps_of

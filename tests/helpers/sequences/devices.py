@@ -16,8 +16,6 @@ import numpy as np
 
 from tests.helpers.process import held, resident_kib
 
-__all__ = ["STREAMS", "Away", "Gpu", "Host", "Simulated"]
-
 STREAMS = 3  # the first is for matrices, the others are for plans
 
 _SPIN = r"""

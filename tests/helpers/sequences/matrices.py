@@ -21,8 +21,6 @@ from tests.helpers.gpu.products import OPS, integers
 from .session import Held, Session, SkipStep, differs, exact, expect, largest_exact, rounding, small
 from .steps import Draw, call, converts, descriptor
 
-__all__ = ["FORMATS"]
-
 FORMATS = (
     "npy",
     *(name for name, module in (("h5", "h5py"), ("zarr", "zarr")) if importlib.util.find_spec(module)),

@@ -13,8 +13,6 @@ import pblasmp as pb
 from .session import Held, Session, SkipStep, WrongError
 from .steps import SLOTS, Draw, call
 
-__all__ = ["EVERYWHERE", "ON_ONE"]
-
 Mistake = Callable[[Session, Held], Any]
 ERRORS = (pb.PblasmpError, OSError, ValueError, TypeError, MemoryError)
 

@@ -29,8 +29,6 @@ from .devices import STREAMS
 from .session import Held, Planned, Session, SkipStep, expect
 from .steps import Draw, call
 
-__all__ = ["KINDS", "MOST_PENDING", "refused"]
-
 PRODUCTS = ("auto", "auto", "push", "gathered", "panels", "stationary", "shared", "default")
 KINDS = ("product", "routine", "parallel", "move")
 MOST_PENDING = 40

@@ -22,8 +22,6 @@ from .plans import refused
 from .session import Session, SkipStep, WrongError, expect
 from .steps import CALLS, Step
 
-__all__ = ["Outcome", "replay", "search"]
-
 
 @dataclass
 class Outcome:

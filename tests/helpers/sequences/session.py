@@ -22,8 +22,6 @@ from tests.helpers.gpu.products import integers, part_of, place
 from .devices import Host
 from .steps import SLOTS, Draw, descriptor
 
-__all__ = ["Held", "Session", "SkipStep", "WrongError", "exact", "expect"]
-
 
 class SkipStep(Exception):  # noqa: N818 - not an error
     """A step has nothing to do, on all ranks: there is no such matrix, or no such algorithm."""

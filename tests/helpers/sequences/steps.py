@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 import pblasmp as pb
 from tests.helpers.gpu.moves import CONVERTS, grids
 
-__all__ = ["CALLS", "SLOTS", "TYPES", "Draw", "Step", "call", "descriptor", "sequences", "steps_of"]
-
 SLOTS = 6  # places for matrices, for plans, for files
 TYPES = ("float64", "float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 MATRICES = "scatter", "from_function", "from_local", "create"  # they make matrices

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script in one process, without a launcher and without MPI, runs as it does on many ranks."""
 
-from __future__ import annotations
-
 from tests.helpers.fresh import run_fresh
 from tests.helpers.mpi import ROOT
 

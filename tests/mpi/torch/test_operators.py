@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators of PyTorch, as its own checks see them: schemas, aliases, shapes for the compiler, and gradients."""
 
-from __future__ import annotations
-
 from tests.helpers.fresh import run_fresh
 
 SCRIPT = """

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement between ranks that are threads: what is raised, with which words, and who shows it."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

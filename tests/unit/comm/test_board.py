@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes of ranks that share memory."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process without MPI, and how messages are cut."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

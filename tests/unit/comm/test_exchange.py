@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchanges: what each rank has to move is known without moving it; one rank moves without MPI."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags in shared memory: a wait ends when the flag is raised, or when the communicator says that it cannot."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that ranks share, and how much there is."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

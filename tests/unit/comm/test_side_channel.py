@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notes between ranks that are threads: a broken context, turns, leaving, and contexts in different orders."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

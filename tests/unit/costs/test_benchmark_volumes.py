@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes of factorizations in two dimensions, by the formulas of the benchmark that prints them."""
 
-from __future__ import annotations
-
 import pytest
 
 import pblasmp as pb

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts by periods against counts pair by pair, and products on more ranks than anybody has."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from dataclasses import fields

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm on all of 16 to 64 ranks in one process: no deadlock, nothing unmatched, the right results."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

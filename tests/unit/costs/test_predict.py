@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions, advice and machines: numbers that follow by hand from a made-up machine, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import import_module

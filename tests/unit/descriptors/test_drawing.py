@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawings in the terminal show the right owners, all of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

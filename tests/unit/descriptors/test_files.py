@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading descriptor files: defaults, what is shared, windows, and errors that name the file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every file of descriptors/invalid raises what it claims, no more and no less, and where it claims."""
 
-from __future__ import annotations
-
 import pblasmp
 from pblasmp.problems import files
 from pblasmp.problems.schema import problem_faults

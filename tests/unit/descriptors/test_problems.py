@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every problem of descriptors/: it loads and is legal; and what they cover."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

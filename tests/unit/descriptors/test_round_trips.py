@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Problems and descriptors as tables and TOML, there and back; and input that nobody meant."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JSON Schema and the loader's own idea of the structure are the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts as SVG: every owner is right, nothing is lost, and no library is needed."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

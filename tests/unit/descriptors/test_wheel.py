@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel carries the descriptor files that users take, no test data, and finds them there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

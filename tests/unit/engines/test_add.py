@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of matrices on ranks that are threads: in place, in memory that ranks share, and by messages."""
 
-from __future__ import annotations
-
 import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the same time
 
 import pblasmp as pb

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of NumPy's arrays, as direct calls read them (asked.py)."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

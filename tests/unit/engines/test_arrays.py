@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What engines ask of two arrays: whether they are one, and whether they share an element."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The local BLAS: every orientation and leading dimension of its operands, and which library it is."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm takes a product on the host: what must move, whether it fits, and what is said of the rest."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The local LAPACK: reflectors of matrices of every shape, and what they are applied to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

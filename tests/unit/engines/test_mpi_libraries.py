@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pblasmp.engines.host.mpi_libraries``: what is said of a library that the loader cannot open."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

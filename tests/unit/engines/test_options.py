@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of products: what users may give, and what is said of the rest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16

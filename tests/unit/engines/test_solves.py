@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triangular solves on ranks that are threads: in the memory of the result, of B, or in slabs of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the same time
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of indices in direct calls: axes in their simplest form, and where their indices go in other ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

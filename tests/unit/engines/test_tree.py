@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree in which a panel reaches all ranks, and what it saves."""
 
-from __future__ import annotations
-
 import pytest
 
 import pblasmp as pb

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triangles of local results: what is multiplied for them (slab_terms.py)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags between two ranks: one thing each, and never more things than flags."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

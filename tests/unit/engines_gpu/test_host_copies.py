@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between host and GPU through pinned memory, on a pretended GPU whose copies are done late."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from contextlib import nullcontext

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls that are repeated under noise, on a GPU that is played: each algorithm by its name, 8 bits too."""
 
-from __future__ import annotations
-
 from pblasmp.cli.noise import trials, wrong_runs
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import context

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The overlapped algorithms through the public functions: on one rank, with a GPU that computes at once."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that appear when they are whole: nobody's files collide, and no file in use is removed."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Caches of results whose memory is bounded."""
 
-from __future__ import annotations
-
 import pblasmp as pb
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.caches import MOST_BYTES, limit_caches, sized_cache

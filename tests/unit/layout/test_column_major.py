@@ -5,8 +5,6 @@ The operands are written into the flat memory of every rank as the caller's desc
 the column-major form's say, multiplied as its ops say, and D is read as the caller's descriptor says.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

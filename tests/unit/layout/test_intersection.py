@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
 
 import numpy as np
 import pytest

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Level-3 problems: every flip against dense NumPy, every fault, what is written, and trapezoids."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.cli.run import dense, touched
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers.level3 import dense, legal_flags, shapes, touched
+from tests.helpers.level3 import legal_flags, shapes
 
 M, N, K = 4, 3, 5
 ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}

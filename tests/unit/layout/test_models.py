@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of models: every file loads, and shapes are those of one rank's product."""
 
-from __future__ import annotations
-
 import pytest
 
 import pblasmp as pb

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products as values, and the matrix products that they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
 
 from pblasmp.layout import Grid, MatmulProblem
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is no layout and no problem: each wrong value is refused with its name, and what was expected and given."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a product legal: each rule's message, and that following its advice makes the product legal."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

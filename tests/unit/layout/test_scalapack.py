@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaLAPACK's 9-integer descriptors: DTYPE, CTXT, M, N, MB, NB, RSRC, CSRC, LLD."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

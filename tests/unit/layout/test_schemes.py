@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 1D layouts of AG, RS and AR, against NVIDIA's table as it is written there."""
 
-from __future__ import annotations
-
 import pytest
 
 from pblasmp.errors import LayoutError

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of bytes in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from pblasmp.layout.value import bytes_text
