@@ -116,22 +116,12 @@ def test_c_and_d_of_other_alignment(ctx):
     assert everywhere(ctx, wrong_part(ctx, out, expected, 2.0**-7)) == ""
 
 
-@pytest.mark.parametrize(
-    ("scheme", "kind"),
-    [
-        (AG, "gelu"),
-        (AG, "dgelu aux"),
-        (RS, "drelu aux bias_grad"),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "kind"), [(AG, "gelu"), (AG, "dgelu aux"), (RS, "drelu aux bias_grad")])
 def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     """When the second part fails, the library has been mended."""
     if scheme == RS:
         needs_two(ctx)
-    make = {
-        AG: pb.MatmulProblem.allgather_matmul,
-        RS: pb.MatmulProblem.matmul_reduce_scatter,
-    }[scheme]
+    make = {AG: pb.MatmulProblem.allgather_matmul, RS: pb.MatmulProblem.matmul_reduce_scatter}[scheme]
     p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", dtype="float64", order="C")
     rng = np.random.default_rng(61)
     assert everywhere(ctx, followed(ctx, rng, p, kind) or "") == ""

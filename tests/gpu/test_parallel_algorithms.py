@@ -36,14 +36,7 @@ class Case(tensor_cases.Case):
     """Operands that are rounded, this rank's parts on its GPU, and what NumPy makes of them."""
 
     def __init__(
-        self,
-        ctx: pb.Context,
-        form: str,
-        dtype: str,
-        *,
-        uneven: bool = False,
-        large: bool = False,
-        **how: Any,
+        self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False, **how: Any
     ) -> None:
         sizes = (4096, 2048, 1024) if large else (96, 128, 112)
         how = {"split": sixteen_each if uneven else tensor_cases.shard, "draw": random, **how}

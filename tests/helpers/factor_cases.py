@@ -229,12 +229,7 @@ def triangular_case(ctx, rng, dtype):
     x = exact(pb.linalg.solve_triangular(a, b, op, lower=uplo == "L", unit_diagonal=diag == "U").allgather())
     left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
     inverse = exact(
-        pb.linalg.inv(
-            a,
-            KINDS[uplo],
-            unit_diagonal=diag == "U",
-            out=pick(rng, (None, a)),
-        ).allgather()
+        pb.linalg.inv(a, KINDS[uplo], unit_diagonal=diag == "U", out=pick(rng, (None, a))).allgather()
     )
     other = np.triu(inverse, 1) if uplo == "L" else np.tril(inverse, -1)
     errors = too_large(

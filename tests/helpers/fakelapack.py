@@ -414,12 +414,7 @@ def _refine(
     (result if stays else right)[...] = known
 
 
-_PLAYED = {
-    "look": _look,
-    "judge": _judge,
-    "qr": _qr,
-    "exchange": _exchange,
-}
+_PLAYED = {"look": _look, "judge": _judge, "qr": _qr, "exchange": _exchange}
 
 
 def _substitute(

@@ -264,12 +264,7 @@ def contract(lib: Multiplying, short: str, told: dict[str, int], flags: dict[str
 
 @contextmanager
 def machine(
-    path: str,
-    kind: type[Witness] = Witness,
-    *,
-    library: str = "",
-    without: Sequence[str] = (),
-    **how: Any,
+    path: str, kind: type[Witness] = Witness, *, library: str = "", without: Sequence[str] = (), **how: Any
 ) -> Iterator[Witness]:
     """A rank's machine, until the end of the ``with`` block; ``pb.Context(engine="cublasmp")`` finds it.
 

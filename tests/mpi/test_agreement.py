@@ -343,10 +343,7 @@ def bad_operands_beside_other_contexts(comm):
     for mine, other in (grids, grids[::-1]):
         desc, elsewhere = (pblas.descinit(6, 6, 6, 6, 0, 0, each, 6) for each in (mine, other))
         local = np.ones((6, 6), order="F")
-        for words, given in (
-            ("(desca): expected nine", "x"),
-            ("is not the context of the other", elsewhere),
-        ):
+        for words, given in (("(desca): expected nine", "x"), ("is not the context of the other", elsewhere)):
             args = (
                 *("N", "N", 6, 6, 6, 1.0, local, 1, 1, wrong(given, desc), local, 1, 1, desc),
                 *(0.0, local.copy("F"), 1, 1, desc),

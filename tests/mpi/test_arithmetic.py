@@ -14,16 +14,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8
-from tests.helpers.cases import (
-    TYPES,
-    agreed_error,
-    first,
-    layout,
-    misplaced,
-    numbers,
-    refuses,
-    scattered,
-)
+from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, refuses, scattered
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn
 
@@ -179,14 +170,7 @@ def test_errors(comm):
     last = comm.size - 1
     d = pb.MatrixDescriptor((6, 8), (2, 2), pb.Grid.squarest(comm.size))
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
-        a, b, c = (
-            ctx.zeros(d),
-            ctx.zeros(d.T),
-            ctx.zeros(
-                d,
-            )
-            + 1j,
-        )
+        a, b, c = (ctx.zeros(d), ctx.zeros(d.T), ctx.zeros(d) + 1j)
         if comm.size == 4:
             square, line = (ctx.zeros((6, 6), grid=grid, block=2) for grid in ("2x2", "1x4"))
             yield "grids", misplaced(square @ line, np.zeros((6, 6)))

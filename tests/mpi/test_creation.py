@@ -156,11 +156,7 @@ def test_arrays_that_say_it(comm):
     rng = np.random.default_rng(62)
     root = comm.size - 1
     with pb.Context(comm, engine="host") as ctx:
-        for given, to in (
-            ("float32", "float32"),
-            ("complex64", "complex64"),
-            (">f8", "float64"),
-        ):
+        for given, to in (("float32", "float32"), ("complex64", "complex64"), (">f8", "float64")):
             x = numbers(rng, (9, 7), "float64").astype(given)
             a = ctx.scatter(x if comm.rank == root else None, root=root, block=2)
             yield given, first(misplaced(a, x.astype(to)), unlike(a.allgather(), x.astype(to)))

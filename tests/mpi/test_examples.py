@@ -98,9 +98,7 @@ def printed_by(comm, path):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [path for path in ON_RANKS if path != OUTSIDE or only_long(path)],
-    ids=lambda path: path.stem,
+    "path", [path for path in ON_RANKS if path != OUTSIDE or only_long(path)], ids=lambda path: path.stem
 )
 def test_example_on_kept_ranks(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -95,10 +95,7 @@ def test_large(comm):
 def test_faults(comm, *, direct):
     """What is not positive definite, singular or no number; in panels, or as small direct calls."""
     rng = np.random.default_rng(63)
-    with (
-        pb.Context(comm, engine="host") as ctx,
-        (direct_blocks_of if direct else panels_of)(ctx, 4),
-    ):
+    with pb.Context(comm, engine="host") as ctx, (direct_blocks_of if direct else panels_of)(ctx, 4):
         yield empty(ctx, rng)
         yield from failures(ctx, rng)
         found = pb.linalg.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))

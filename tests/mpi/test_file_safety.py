@@ -639,10 +639,7 @@ def test_zarr_saves(comm, directory):
                 zarr.open_group(path, mode="a")
 
         refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
-        yield (
-            "a failure leaves no groups",
-            None if on_rank_0(comm, lambda: names(here)) == [] else "left",
-        )
+        yield ("a failure leaves no groups", None if on_rank_0(comm, lambda: names(here)) == [] else "left")
         a.save(path, dataset="p/q/x", progress=make_group)
         found = values_of(ctx, path, "p/q/x"), values_of(ctx, path, "p/other")
         yield "a group that another job made", None if found == ([1], [1]) else f"{found}"

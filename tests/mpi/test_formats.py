@@ -13,17 +13,7 @@ import zarr
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix.io import hdf5, saving
-from tests.helpers.cases import (
-    TYPES,
-    agreed_error,
-    first,
-    layout,
-    misplaced,
-    numbers,
-    pick,
-    refuses,
-    unlike,
-)
+from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, refuses, unlike
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn, only_long
 

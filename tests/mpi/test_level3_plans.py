@@ -169,10 +169,7 @@ def test_triangles_move(comm):
         other = square(ctx, 6, 1)
         for words, call in (
             (["uplo: expected 'L', 'U' or None, got 'X'"], lambda: a.redistribute(other, uplo="X")),
-            (
-                ["diag: expected 'N' or 'U', got 'L'"],
-                lambda: a.redistribute(other, uplo="L", diag="L"),
-            ),
+            (["diag: expected 'N' or 'U', got 'L'"], lambda: a.redistribute(other, uplo="L", diag="L")),
             (["'N' without uplo"], lambda: a.redistribute(other, diag="U")),
             (["expected a descriptor, out=, or keywords"], a.redistribute),
             (["out: its layout is"], lambda: a.redistribute(other, out=out)),

@@ -477,11 +477,7 @@ def test_shifts_and_transposes_in_place(comm):
             statement(x)
             yield f"{case} of {d}", misplaced(a, x)
         for left, right, words in (
-            (
-                np.s_[0:3, 0:3],
-                a[0:2, 0:2],
-                ["matrix[...] =", "(3, 3)", "(2, 2)"],
-            ),
+            (np.s_[0:3, 0:3], a[0:2, 0:2], ["matrix[...] =", "(3, 3)", "(2, 2)"]),
             (np.s_[:, :], other.zeros(d), ["matrix[...] =", "another context"]),
             (np.s_[:, :], ctx.zeros((12, 12), dtype="complex64"), ["matrix[...] =", "complex64"]),
         ):

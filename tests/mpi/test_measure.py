@@ -65,11 +65,7 @@ def test_measure(tmp_path):
 
 def test_the_median_round_counts():
     """Number by number, as in the validation of predictions; a curve may end early in a slow round."""
-    slow = {
-        "call_seconds": 3.0,
-        "copy": {"bytes_per_second": 5.0},
-        "gemm": {"float64": [[8, 2.0]]},
-    }
+    slow = {"call_seconds": 3.0, "copy": {"bytes_per_second": 5.0}, "gemm": {"float64": [[8, 2.0]]}}
     fast = {**slow, "call_seconds": 1.0, "gemm": {"float64": [[8, 3.0], [16, 4.0]]}}
     links = [
         {"link": {"bytes_per_second": x, "seconds": y}} for x, y in ((4.0, 0.5), (6.0, 0.75), (3.0, 0.25))

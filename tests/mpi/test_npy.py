@@ -15,15 +15,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.matrix.io import formats, saving
-from tests.helpers.cases import (
-    TYPES,
-    agreed_error,
-    first,
-    misplaced,
-    numbers,
-    refuses,
-    unlike,
-)
+from tests.helpers.cases import TYPES, agreed_error, first, misplaced, numbers, refuses, unlike
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn
 

@@ -62,10 +62,7 @@ def variations(name, ictxt):
         if each in BAD:
             yield each, {**known, each: BAD[each]}, -number, [f"argument {number} ({each})"]
         elif each.startswith("desc"):
-            moves, other = (
-                name.endswith("2d"),
-                {"a": "b" if "b" in known else "c"}.get(each[-1], "a"),
-            )
+            moves, other = (name.endswith("2d"), {"a": "b" if "b" in known else "c"}.get(each[-1], "a"))
             for entry, value in ENTRIES.items():
                 desc = known[each].copy()
                 desc[entry - 1] = value

@@ -11,13 +11,7 @@ import pblasmp as pb
 from pblasmp.engines.host import host_transport
 from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers import inside
-from tests.helpers.cases import (
-    first,
-    misplaced,
-    numbers,
-    refuses,
-    scattered,
-)
+from tests.helpers.cases import first, misplaced, numbers, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 
 

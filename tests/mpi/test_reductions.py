@@ -9,17 +9,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix import reductions
-from tests.helpers.cases import (
-    TYPES,
-    agreed_error,
-    exact,
-    first,
-    layout,
-    numbers,
-    pick,
-    refuses,
-    scattered,
-)
+from tests.helpers.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, refuses, scattered
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn, only_long
 

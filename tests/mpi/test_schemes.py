@@ -8,17 +8,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.schemes import OPS as SCHEME_OPS
-from tests.helpers.cases import (
-    TYPES,
-    exact,
-    first,
-    misplaced,
-    numbers,
-    pick,
-    product,
-    refuses,
-    scattered,
-)
+from tests.helpers.cases import TYPES, exact, first, misplaced, numbers, pick, product, refuses, scattered
 from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn, only_long

@@ -162,10 +162,7 @@ def test_misuse(comm):
             refuses(ctx, pb.ArgumentError, words, pb.plan, pb.allgather_matmul, shape, w, ctx)
         words = ["ctx: expected a pblasmp.Context, got NoneType"]
         refuses(ctx, pb.ArgumentError, words, pb.matmul_allreduce, x, w, None)
-        for product, name in (
-            (pb.allgather_matmul, "comm_dtype"),
-            (pb.matmul_allreduce, "return_gathered"),
-        ):
+        for product, name in ((pb.allgather_matmul, "comm_dtype"), (pb.matmul_allreduce, "return_gathered")):
             words = [f"unexpected keyword argument {name!r}"]
             refuses(ctx, TypeError, words, pb.plan, product, x, w, ctx, **{name: True})
         room = np.zeros(8 * p * p, np.float32)

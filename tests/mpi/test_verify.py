@@ -214,11 +214,7 @@ def test_epilogues_and_scales(comm):
         two = np.array([2], np.float32)
         for dtype, scales, others in (
             ("float32", pb.Scales(0.25, two), (None, pb.Scales(0.25, 4.0))),
-            (
-                "float8_e4m3fn",
-                pb.Scales(0.5, two, 0.25),
-                (pb.Scales(0.5, 2.0, 0.01),),
-            ),
+            ("float8_e4m3fn", pb.Scales(0.5, two, 0.25), (pb.Scales(0.5, 2.0, 0.01),)),
         ):  # rounding to 8 bits explains much
             d = ctx.empty(pb.MatrixDescriptor((48, 48), 16, grid, dtype=dtype))
             pb.matmul(a, b, op_b="T", out=d, scales=scales)

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from pblasmp.bindings import DataType
-from pblasmp.dtypes import (
-    DTYPES,
-    ELEMENT_TYPES,
-    FLOAT8,
-    accumulation_dtype,
-    as_dtype,
-    element_type,
-    scalar,
-)
+from pblasmp.dtypes import DTYPES, ELEMENT_TYPES, FLOAT8, accumulation_dtype, as_dtype, element_type, scalar
 from pblasmp.engines.gpu.kernels.kernels import CUDA_TYPES
 from pblasmp.engines.gpu.runtime.nccl import NCCL_TYPES
 from pblasmp.errors import ArgumentError

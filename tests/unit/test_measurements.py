@@ -199,10 +199,7 @@ GOOD = {"machine": "here", "key": "matmul", "sizes": [1, 2, 3], "seconds": {"a":
         ('{"kind": "pblasmp tuning", "version": 1, "measureme', "half-written"),
         ("[1, 2]", "not a file of measurements"),
         ('{"name": "someone else\'s"}', "not a file of measurements"),
-        (
-            file_of([], 3),
-            "version is 3, expected 2",
-        ),
+        (file_of([], 3), "version is 3, expected 2"),
         (file_of([], "2"), "version is '2', expected 2"),
         (file_of([], 1e300), "version is 1e\\+300, expected 2"),
         (json.dumps({"kind": "pblasmp tuning", "version": 2}), "broken"),

@@ -13,12 +13,7 @@ import pblasmp as pb
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.copy_products import PRODUCTS as OF_TENSORS
-from tests.helpers.gpu.algorithms import (
-    PARALLEL,
-    parallel_job,
-    scheme_of,
-    small_panels,
-)
+from tests.helpers.gpu.algorithms import PARALLEL, parallel_job, scheme_of, small_panels
 from tests.helpers.gpu.calls import algorithms, call_job
 from tests.helpers.gpu.jobs import TURNS, Job, copied
 from tests.helpers.gpu.moves import move_job

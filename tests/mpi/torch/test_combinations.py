@@ -201,10 +201,7 @@ def functional(ctx: pb.Context) -> None:
     twice = (
         lambda: (loss(asked, x), asked),
         lambda: (embedding(torch.tensor([1, 7])).sum(), embedding.weight),
-        lambda: (
-            pt.vocab_parallel_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), ctx),
-            logits,
-        ),
+        lambda: (pt.vocab_parallel_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), ctx), logits),
     )
     for make in twice:
         with pytest.raises(pb.UnsupportedError, match="no second derivative: do not pass create_graph=True"):

@@ -773,11 +773,7 @@ def refused(ctx: pb.Context) -> None:
             raises(match, product, wrong, weights, scales=scales)
         match = f"w: dtype is torch.float64, {types}, or 8 bits"
         raises(match, product, mine, weights.double(), scales=pb.Scales())
-        for given in (
-            pb.Scales(d=2.0),
-            pb.Scales(amax=np.zeros(1)),
-            pb.Scales(mode="block", a=x, b=x),
-        ):
+        for given in (pb.Scales(d=2.0), pb.Scales(amax=np.zeros(1)), pb.Scales(mode="block", a=x, b=x)):
             raises("scales: .*, expected only a and b", product, mine, weights, scales=given)
         for value in (torch.ones(2), torch.ones(1).double(), np.ones(1, np.float32)):
             match = "scales: b: expected a number or a tensor of one float32"

@@ -34,14 +34,7 @@ def test_scalars_that_must_be_real_become_real():
 
 def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
     facts = Options.of(REAL, alpha=3).facts()
-    assert set(facts) == {
-        "alpha",
-        "beta",
-        "algo",
-        "compute",
-        "comm_dtype",
-        "comm_sms",
-    }
+    assert set(facts) == {"alpha", "beta", "algo", "compute", "comm_dtype", "comm_sms"}
     assert facts["alpha"] == 3.0
 
 

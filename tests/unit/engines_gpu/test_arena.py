@@ -143,9 +143,7 @@ def test_scales_in_every_form(ctx, form, kind):
 
 @on_ranks(2, timeout=60)
 def test_budgets(comm: Any, path: str) -> Any:
-    with (
-        context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, lib),
-    ):
+    with context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, lib):
         lib.gpu.free = 1000 if comm.rank == 0 else 2000
         found = ctx.engine.transport.fits(801)
         yield "the least of all ranks", None if found == (False, 800) else f"{found}"

@@ -394,10 +394,7 @@ def test_a_large_matrix_and_few_columns_take_a_plan(monkeypatch, routine, column
 @on_ranks(2, timeout=60)
 def test_promises_of_errors(comm: Any, path: str) -> Any:
     """Contexts on GPUs: what ranks do not agree on is raised on all, and nothing has been queued."""
-    with (
-        machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
         ctx = pb.Context(comm, engine="cublasmp")
         a, b, c = (ctx.zeros((12, 12), block=2, grid=(1, 2), order="F") for _ in range(3))
 

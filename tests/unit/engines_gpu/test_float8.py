@@ -85,12 +85,7 @@ def blocks(p: pb.MatmulProblem, ctx: pb.Context) -> pb.Scales:
             "8-bit floats need GPUs of compute capability 8.9 or above, found 8.0",
         ),
         (700, "90", (E4, E4, E4), "an 8-bit D needs cuBLASMp 0.8.0, found 0.7.0"),
-        (
-            1000,
-            "90",
-            (E4, E4, "float32"),
-            "mode 'block' needs Blackwell GPUs .*, found 9.0: use 'tensor'",
-        ),
+        (1000, "90", (E4, E4, "float32"), "mode 'block' needs Blackwell GPUs .*, found 9.0: use 'tensor'"),
         (500, "100", (E4, E4, "float32"), "mode 'block' needs cuBLASMp 0.6.0, found 0.5.0"),
     ],
 )
@@ -164,11 +159,7 @@ def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):
         pb.UnsupportedError, match=r"relu cannot be fused: .*, and by then an 8-bit D has been rounded"
     ):
         planned(ctx, p, None, epilogue=pb.Epilogue("relu"), algo="default")
-    a, b, c = (
-        ctx.zeros(p.a),
-        ctx.zeros(p.b),
-        ctx.zeros(float8.problem(AR, 1, (E4, E4, "bfloat16"), "C").d),
-    )
+    a, b, c = (ctx.zeros(p.a), ctx.zeros(p.b), ctx.zeros(float8.problem(AR, 1, (E4, E4, "bfloat16"), "C").d))
     c.local[...] = -1.7
     how = {"out": ctx.empty(p.d), "op_b": "T", "scheme": AR, "alpha": 0, "beta": 1}
     with pytest.raises(pb.UnsupportedError, match="an 8-bit D = beta C"):

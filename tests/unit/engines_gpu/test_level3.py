@@ -42,11 +42,7 @@ def test_a_routine_that_cublasmp_lacks_is_left_to_our_algorithms(monkeypatch):
 
 
 def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
-    with machine(
-        path,
-        Multiplying,
-        comm=comm,
-    ) as lib:
+    with machine(path, Multiplying, comm=comm) as lib:
         lib.version = version
         with pb.Context(comm, engine="cublasmp") as ctx:
             modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")

@@ -78,8 +78,7 @@ def test_masks_of_triangles_have_the_order_of_what_they_mask(ctx, monkeypatch, o
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "way"),
-    [(faults, "moves_unseen", "by NCCL"), (move, "copies", "by copy engines")],
+    ("where", "name", "way"), [(faults, "moves_unseen", "by NCCL"), (move, "copies", "by copy engines")]
 )
 @pytest.mark.usefixtures("travels")
 def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):

@@ -127,11 +127,7 @@ def test_repeated_calls_replay_a_graph_where_the_addresses_are_the_same(ctx, lib
     ("form", "how", "words"),
     [
         (RS, {"algo": "pull", "comm_sms": 4}, "comm_sms is for cuBLASMp"),
-        (
-            RS,
-            {"algo": "pull", "comm_dtype": "float16"},
-            "has no product of float64 in float16",
-        ),
+        (RS, {"algo": "pull", "comm_dtype": "float16"}, "has no product of float64 in float16"),
         (AG, {"algo": "push", "alpha": 0}, ""),
     ],
 )

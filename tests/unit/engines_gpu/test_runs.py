@@ -128,10 +128,7 @@ def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
     values = np.arange(36.0).reshape(6, 6)
     interface = {"data": (values.ctypes.data, False), "shape": values.shape, "typestr": "<f8", "version": 3}
     shared = SimpleNamespace(__cuda_array_interface__=interface)
-    exported = SimpleNamespace(
-        __dlpack__=values.__dlpack__,
-        __dlpack_device__=values.__dlpack_device__,
-    )
+    exported = SimpleNamespace(__dlpack__=values.__dlpack__, __dlpack_device__=values.__dlpack_device__)
     for foreign in (shared, exported):
         x = ctx.from_local(foreign, D)
         assert x.local.data.ptr == values.ctypes.data

@@ -513,10 +513,7 @@ def test_memory_is_given_back_whatever_fails(machine):
 @on_ranks(4, 3, timeout=60)
 def test_windows_of_two_domains(comm: Any, path: str) -> Any:
     """Windows of each node alone: cuBLASLt, kernels and NCCL's algorithms are there, and near ranks are pushed to."""
-    with (
-        machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PBLASMP_RANKS_PER_NODE", "2")
         with pb.Context(comm, engine="cublasmp") as ctx:
             gpu, transport = ctx.engine.session.gpu, ctx.engine.transport

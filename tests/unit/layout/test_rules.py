@@ -230,11 +230,7 @@ def test_every_fault_is_named_at_once():
     assert p.faults() == found
 
 
-TITLES = {
-    AG: "AllGather + GEMM",
-    RS: "GEMM + ReduceScatter",
-    AR: "GEMM + AllReduce",
-}
+TITLES = {AG: "AllGather + GEMM", RS: "GEMM + ReduceScatter", AR: "GEMM + AllReduce"}
 
 
 def one_dimensional(scheme, order):
@@ -249,11 +245,7 @@ def test_each_rule_of_a_scheme(scheme, order, name):
     legal = one_dimensional(scheme, order)
     x = getattr(legal, name)
     on_other_process = (1, 0) if x.grid.nprow > 1 else (0, 1)
-    changes = {
-        "block": (3, 7),
-        "source": on_other_process,
-        "grid": Grid(2, 2),
-    }
+    changes = {"block": (3, 7), "source": on_other_process, "grid": Grid(2, 2)}
     for field, value in changes.items():
         p = change(legal, name, **{field: value})
         why = f"for {TITLES[scheme]} on 4 ranks"

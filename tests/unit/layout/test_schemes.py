@@ -7,11 +7,7 @@ from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-PRODUCTS = {
-    AG: ("NN", "TN", "NT", "TT"),
-    RS: ("NN", "TN", "NT", "TT"),
-    AR: ("TN",),
-}
+PRODUCTS = {AG: ("NN", "TN", "NT", "TT"), RS: ("NN", "TN", "NT", "TT"), AR: ("TN",)}
 CASES = [(scheme, ops) for scheme, products in PRODUCTS.items() for ops in products]
 
 SIZES = [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1), (1, 1, 1, 1)]
@@ -69,10 +65,7 @@ def test_the_table(scheme, ops, order, subtests):
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize(
-    ("scheme", "sharded"),
-    [(AG, "mn"), (RS, "nk"), (AR, "k")],
-)
+@pytest.mark.parametrize(("scheme", "sharded"), [(AG, "mn"), (RS, "nk"), (AR, "k")])
 def test_what_is_sharded_must_divide(scheme, sharded, order):
     """In C order the sharded n is m and the other way round. The advice given is good."""
     renamed = {"m": "n", "n": "m", "k": "k"} if order == "C" else {"m": "m", "n": "n", "k": "k"}
