@@ -12,6 +12,8 @@ from pblasmp.launch import Job
 from tests.helpers.mpi import NODES, ROOT, launcher_on, starts_ranks
 from tests.helpers.slow import only_long
 
+pytestmark = starts_ranks
+
 LIMIT = 60.0
 GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 
@@ -31,7 +33,6 @@ def ends(name, tmp_path, nranks=2, nodes=NODES):
     return status, printed, seconds
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "nranks"),
     [
@@ -58,7 +59,6 @@ def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, tmp_path):
     assert "(on rank" not in printed, printed  # the exception itself, not its echo on other ranks
 
 
-@starts_ranks
 def test_so_does_one_between_nodes(tmp_path):
     status, printed, seconds = ends("one_while_others_multiply", tmp_path, 4, "interleaved:2")
     assert seconds < 10, printed
@@ -66,7 +66,6 @@ def test_so_does_one_between_nodes(tmp_path):
     assert printed.count("ValueError: my own") == printed.count("Traceback") == 1, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize("nodes", ["interleaved:2", *only_long("blocks:2", "blocks:4")])
 def test_a_killed_rank_ends_the_job_on_all_nodes(nodes, tmp_path):
     status, printed, seconds = ends("one_is_killed_while_others_multiply", tmp_path, 4, nodes)
@@ -75,7 +74,6 @@ def test_a_killed_rank_ends_the_job_on_all_nodes(nodes, tmp_path):
     assert "went on" not in printed, printed
 
 
-@starts_ranks
 def test_different_exceptions_on_all_ranks_show_one(tmp_path):
     status, printed, _ = ends("all_different", tmp_path)
     assert status == 1, printed
@@ -83,7 +81,6 @@ def test_different_exceptions_on_all_ranks_show_one(tmp_path):
     assert "ValueError: of rank 0" in printed, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "last_line"),
     [
@@ -107,7 +104,6 @@ def test_errors_are_shown_once(name, last_line, tmp_path):
     assert printed.splitlines().count(last_line) == 1, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "status", "shown"),
     [
@@ -130,7 +126,6 @@ def test_exit_statuses_are_kept(name, status, shown, tmp_path):
         assert "Traceback" not in printed, printed
 
 
-@starts_ranks
 def test_a_context_that_is_never_closed_warns(tmp_path):
     status, printed, _ = ends("resource_warnings_are_shown never_closed", tmp_path)
     assert status == 0, printed
@@ -141,7 +136,6 @@ def test_a_context_that_is_never_closed_warns(tmp_path):
         assert printed.count(words) == 1, printed
 
 
-@starts_ranks
 def test_a_context_that_is_closed_does_not(tmp_path):
     names = ["resource_warnings_are_shown", "closed_after_an_exception", "all_exit_with_0"]
     status, printed, _ = ends(" ".join(names), tmp_path)
@@ -199,7 +193,6 @@ def told(tmp_path_factory):
     return found
 
 
-@starts_ranks
 @pytest.mark.parametrize(("name", "call"), CAUGHT.items())
 def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call, told):
     why = f"{BROKEN}rank 1 left {call} with MemoryError: no room"
@@ -209,7 +202,6 @@ def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call
         assert later == [why, why]
 
 
-@starts_ranks
 def test_who_catches_the_error_of_close_goes_on(tmp_path):
     """The rank that broke the context waits for nobody who knows, and aborts nobody."""
     status, printed, _ = ends("caught_from_close", tmp_path, 3)
@@ -221,7 +213,6 @@ def test_who_catches_the_error_of_close_goes_on(tmp_path):
         assert on_rank(printed, rank) == [why, "went on"], printed
 
 
-@starts_ranks
 def test_a_signal_handler_may_raise_anywhere(tmp_path):
     for _ in range(10):
         status, printed, _ = ends("caught_alarm", tmp_path, 3)
@@ -233,7 +224,6 @@ def test_a_signal_handler_may_raise_anywhere(tmp_path):
     assert said in [[[f"{BROKEN}rank 1 left {call} with AlarmError"]] * 3 for call in calls], printed
 
 
-@starts_ranks
 @pytest.mark.parametrize("name", ["uncaught_in_a_move", "uncaught_where_others_catch"])
 def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_path):
     status, printed, _ = ends(name, tmp_path)
@@ -242,7 +232,6 @@ def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_pat
     assert "\nValueError: my own" in printed, printed
 
 
-@starts_ranks
 def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
     status, printed, _ = ends("caught_where_others_do_not", tmp_path)
     assert status == 1, printed
@@ -250,7 +239,6 @@ def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
     assert f"{BROKEN}rank 1 left redistribute with ValueError: my own" in printed, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "status"), [("caught_before_others_close", 1), ("caught_before_others_end", 0)]
 )
@@ -263,7 +251,6 @@ def test_a_broken_context_does_not_close_in_silence(name, status, tmp_path):
     assert printed.count("went on") == status, printed
 
 
-@starts_ranks
 def test_what_cannot_be_shown_is_an_error_of_its_rank(told):
     expected = [
         "ValueError: my own (on rank 1)",
@@ -273,13 +260,11 @@ def test_what_cannot_be_shown_is_an_error_of_its_rank(told):
     assert told["unprintable"] == [expected] * 3
 
 
-@starts_ranks
 def test_where_one_rank_cannot_map_all_raise(told):
     for first, _ in told["no_room_to_map"]:
         assert "MemoryError: cannot open the memory shared by the ranks of this node" in first
 
 
-@starts_ranks
 @pytest.mark.parametrize(("name", "status"), [("end_without_closing", 0), ("exit_without_closing", 3)])
 def test_the_end_of_a_process_closes_what_is_open(name, status, tmp_path):
     found, printed, _ = ends(name, tmp_path)
@@ -287,7 +272,6 @@ def test_the_end_of_a_process_closes_what_is_open(name, status, tmp_path):
     assert sorted(printed.splitlines()) == [f"Context(rank {r} of 2, engine host, closed)" for r in range(2)]
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "status"), [("one_ends_while_others_multiply", 1), ("one_exits_while_others_multiply", 3)]
 )
@@ -298,7 +282,6 @@ def test_a_rank_that_ends_is_told_to_the_others(name, status, tmp_path):
     assert "matmul on ranks 0, 2\n    closing the context on rank 1" in printed, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     "name", ["one_has_lost_it", "one_has_lost_it_while_others_close", "finalized_before_the_end"]
 )
@@ -308,19 +291,16 @@ def test_however_a_context_is_lost_the_job_ends(name, tmp_path):
     assert printed.count("ResourceWarning: Context(") == (name != "finalized_before_the_end"), printed
 
 
-@starts_ranks
 def test_what_is_caught_is_over(told):
     assert told["caught"] == [["went on 140"], [], []]
 
 
-@starts_ranks
 def test_a_child_does_not_speak_for_its_rank(told):
     of_parent, (of_child,), of_other = told["child_leaves"]
     assert (of_parent, of_other) == (["went on 140"], [])
     assert "of which this one is a fork" in of_child
 
 
-@starts_ranks
 def test_two_threads_get_an_error(tmp_path):
     status, printed, _ = ends("two_threads", tmp_path)
     assert status == 1, printed
@@ -328,7 +308,6 @@ def test_two_threads_get_an_error(tmp_path):
     assert [on_rank(printed, rank)[:1] for rank in range(2)] == [[why]] * 2, printed
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("name", "waits"),
     [
@@ -344,12 +323,10 @@ def test_contexts_in_different_orders_are_found_out(name, waits, tmp_path):
     assert waits in printed, printed
 
 
-@starts_ranks
 def test_many_open_plans_warn(told):
     words = "1 warning has 50 open plans: close those that are no longer used"
     assert told["too_many_plans"] == [[words]] * 3
 
 
-@starts_ranks
 def test_a_slow_rank_is_no_fault(told):
     assert told["slow_but_in_order"] == [["went on 140"], [], []]

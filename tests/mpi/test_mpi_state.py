@@ -15,6 +15,8 @@ from pblasmp.launch import Job
 from tests.helpers.mpi import ROOT, starts_ranks
 from tests.helpers.slow import only_long
 
+pytestmark = starts_ranks
+
 ENTRIES = """
 import numpy as np
 import pblasmp as pb
@@ -140,14 +142,12 @@ def job(arguments, nranks, folder):
     return printed
 
 
-@starts_ranks
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_after_finalize_every_call_says_so(nranks, tmp_path):
     printed = job([*launch.interpreter(), "-W", "error", "-c", ENTRIES + FINALIZED], nranks, tmp_path)
     assert printed.count("end") == nranks
 
 
-@starts_ranks
 @pytest.mark.parametrize("script", [NOT_INITIALIZED, FINALIZED], ids=["not initialized", "finalized"])
 def test_without_a_launcher(script):
     command = [*launch.interpreter(), "-W", "error", "-c", ENTRIES + script]
@@ -155,18 +155,15 @@ def test_without_a_launcher(script):
     assert (child.returncode, child.stdout) == (0, "end\n"), child
 
 
-@starts_ranks
 def test_before_init_every_way_to_a_context_says_so(tmp_path):
     printed = job([*launch.interpreter(), "-W", "error", "-c", ENTRIES + NOT_INITIALIZED], 2, tmp_path)
     assert printed.count("end") == 2
 
 
-@starts_ranks
 @pytest.mark.parametrize("wrapper", [["sh", "-c", '"$@"; exit $?', "sh"], *only_long(["env"])])
 def test_a_rank_behind_a_wrapper_is_a_rank(wrapper, tmp_path):
     assert job([*wrapper, sys.executable, "-c", WRAPPED], 2, tmp_path).count("size 2") == 2
 
 
-@starts_ranks
 def test_a_child_of_a_rank_is_told_so_and_a_rank_may_start_a_job(tmp_path):
     assert job([sys.executable, "-c", CHILDREN + NESTED], 2, tmp_path).count("end") == 2

@@ -23,6 +23,8 @@ from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
+pytestmark = starts_ranks
+
 
 def seen(ctx, comm):
     """The nodes that pblasmp sees, and how many ranks MPI sends messages to through shared memory."""
@@ -223,7 +225,6 @@ def volumes(comm, nodes):
                 yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
 
 
-@starts_ranks
 @on_ranks(2, on_nodes="blocks:2")
 def test_a_rank_without_room_for_messages(comm):
     """A rank without memory for messages: all go without them, and nobody waits."""
@@ -247,7 +248,6 @@ def sat(comm):
     return list(lines_of_seats(seats)), faults, seats[comm.rank].together
 
 
-@starts_ranks
 def test_where_doctor_finds_ranks(monkeypatch):
     """Nodes that are one machine are a fault."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -294,7 +294,6 @@ def collective_calls(comm):
         return opening, sorted(calls), fault
 
 
-@starts_ranks
 def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
     """Of these one alone has parts from all ranks, and brings them to all: where they are. So it is with 4,096."""
     everyones = run_mpi(collective_calls, 4, on_nodes="interleaved:2") + run_mpi(
@@ -312,7 +311,6 @@ def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
         )
 
 
-@starts_ranks
 @pytest.mark.parametrize(
     ("nranks", "form"),
     [
@@ -325,7 +323,6 @@ def test_every_kind_of_call(nranks, form, tmp_path):
     run_mpi(everything, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks), folder=str(tmp_path))
 
 
-@starts_ranks
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
 @pytest.mark.parametrize(
     ("nranks", "form"), [(3, "blocks:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (4, "interleaved:3"))]
@@ -334,7 +331,6 @@ def test_direct_calls_take_one_exchange_each_way(nranks, form):
     run_mpi(direct_calls, nranks, on_nodes=form)
 
 
-@starts_ranks
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
 @pytest.mark.parametrize(("nranks", "form"), [(3, "blocks:2"), *only_long((4, "interleaved:2"))])
 def test_every_engine_votes_in_one_exchange(nranks, form):
@@ -358,7 +354,6 @@ def test_a_solve_for_one_column_moves_no_matrix(nranks, form):
     run_mpi(one_column, nranks, on_nodes=form)
 
 
-@starts_ranks
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
 @pytest.mark.parametrize(
     ("nranks", "form"),

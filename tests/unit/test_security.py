@@ -30,7 +30,7 @@ from pblasmp.problems.files import load_grid
 from pblasmp.trust import fault_of, make_private, open_trusted, private_folder
 from pblasmp.tuning.measurements import Entry, read_file, save, tuning_file
 from tests.helpers.command_line import run_here
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import run_mpi
 from tests.helpers.ranks.pool import World
 
 OTHER = os.getuid() + 12345
@@ -289,7 +289,6 @@ def hello(comm):
     return comm.rank
 
 
-@starts_ranks
 def test_a_long_name_of_the_temporary_folder(tmp_path, monkeypatch):
     """Names of sockets have 107 bytes at most."""
     launch.interpreter()  # the tests' own server of ranks has a socket, too
@@ -337,7 +336,6 @@ def travels(comm, mark):
         return os.getpid()
 
 
-@starts_ranks
 def test_a_rank_can_make_another_one_run_code(tmp_path):
     """Which is no fault: ranks trust each other."""
     _, other = run_mpi(travels, 2, mark=str(tmp_path / "ran"))
@@ -582,7 +580,6 @@ def loud(comm, n):
     print("x" * n)
 
 
-@starts_ranks
 def test_what_ranks_printed_is_not_read_again():
     run_mpi(loud, 2, n=1 << 23)
     tracemalloc.start()

@@ -24,6 +24,8 @@ import pblasmp.torch as pt
 from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 from tests.helpers.torch_ranks import Case, compare, host
 
+pytestmark = starts_ranks
+
 SIZES = (
     (12, 16),
     (13, 10),
@@ -148,7 +150,6 @@ def starter(name):
     return {"mpirun": run_mpi, "torchrun": run_torch}[name]
 
 
-@starts_ranks
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as PyTorch warns one process
 @pytest.mark.parametrize(
     ("launcher", "sizes"), [("torchrun", SIZES[0]), ("mpirun", SIZES[1]), ("mpirun", SIZES[2])]
@@ -166,7 +167,6 @@ def test_checkpoints_are_loaded_on_other_numbers_of_ranks(tmp_path, launcher, si
     assert (plain.bias - expected["0.bias"]).abs().max() < 1e-12
 
 
-@starts_ranks
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(launcher):
     starter(launcher)(clipped, 3, timeout=300)

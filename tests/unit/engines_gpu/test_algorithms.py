@@ -42,7 +42,7 @@ from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
 from tests.helpers.tensor_cases import Case
 
@@ -143,13 +143,11 @@ def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> Any
         yield "kernels", None if gpu is None or gpu.moves else "never used"
 
 
-@starts_ranks
 @pytest.mark.parametrize(("ranks", "dtypes"), [(1, ["float64"]), (2, ["bfloat16"]), (4, ["float32"])])
 def test_epilogues(stand_in, ranks, dtypes):
     run_mpi(what_follows, ranks, path=stand_in(1000), dtypes=dtypes, keep=draws(KEEP[ranks], long=1))
 
 
-@starts_ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_float8(stand_in, ranks):
     run_mpi(eight_bits, ranks, path=stand_in(1000), keep=draws(KEEP[ranks], long=1))

@@ -16,7 +16,7 @@ from pblasmp.engines.gpu.runtime import device
 from pblasmp.engines.gpu.runtime.device import find_device
 from tests.helpers.fakegpu import NcclError
 from tests.helpers.machine import Witness, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 
 
 def choices(comm: Any, path: str, old: str) -> Any:
@@ -176,7 +176,6 @@ def test_communicators(comm: Any, path: str) -> Any:
         lib.gpu.assert_clean()
 
 
-@starts_ranks
 def test_choices(stand_in):
     run_mpi(choices, 3, path=stand_in(1000), old=stand_in(400))
 

@@ -41,7 +41,7 @@ from tests.helpers.factor_cases import (
 )
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 
@@ -132,7 +132,6 @@ def by_inverses(ctx: pb.Context, width: int) -> Iterator[None]:
         yield
 
 
-@starts_ranks
 @pytest.mark.parametrize(("nranks", "per_node"), [(3, 1), (4, 2)])
 def test_every_layout_between_nodes(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch, nranks: int, per_node: int

@@ -31,7 +31,7 @@ from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Meeting, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import draws
 
 PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
@@ -211,7 +211,6 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
     return found
 
 
-@starts_ranks
 @pytest.mark.parametrize(("nranks", "version", "keep"), [(1, 1000, 3), (2, 1000, 12), (2, 700, 16)])
 def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, keep):
     """With 0.7 symmetric memory is NVSHMEM's."""
@@ -219,7 +218,6 @@ def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version, ke
     run_mpi(failures, nranks, timeout=240, **how)
 
 
-@starts_ranks
 @pytest.mark.parametrize(("varied", "keep"), [(False, 14), (True, 4)])
 def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path, varied, keep):
     how = {"path": stand_in(1000), "directory": str(tmp_path), "keep": draws(keep, long=1), "varied": varied}

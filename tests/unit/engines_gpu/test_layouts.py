@@ -17,7 +17,7 @@ from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import draws, only_long
 
 GRID = pb.Grid(1, 1)
@@ -116,13 +116,11 @@ def test_read_or_not(comm: Any, path: str) -> Any:
             yield f"beta {beta}", None if found == (moved, "default") else f"{found}"
 
 
-@starts_ranks
 @pytest.mark.parametrize("ranks", [1, *only_long(2), 4])
 def test_calls(stand_in, ranks):
     run_mpi(calls, ranks, path=stand_in(1000), count=draws(1, long=8))
 
 
-@starts_ranks
 @pytest.mark.parametrize("ranks", [2, *only_long(3, 4)])
 def test_calls_between_nodes(stand_in, ranks, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")

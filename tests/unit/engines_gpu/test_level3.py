@@ -25,7 +25,7 @@ from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.failing_calls import calls_that_failed
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import draws, in_turn, only_long
 
 SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
@@ -54,7 +54,6 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
         lib.gpu.assert_clean()
 
 
-@starts_ranks
 @pytest.mark.parametrize(("version", "ranks"), [(1000, 4), *only_long((1000, 2)), (900, 2)])
 def test_random_calls(stand_in, version, ranks):
     how = {"routines": OF_CUBLASMP, "count": draws(1, long=3)}

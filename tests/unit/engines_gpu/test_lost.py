@@ -23,7 +23,7 @@ from pblasmp.layout import Grid
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.inside import have_run, takes_turns
 from tests.helpers.machine import Meeting, context, machine
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.places import places
 
 LOST = "GPU 0000:01:00.0 of rank 1 cannot be used any more in this process: 719"
@@ -166,7 +166,6 @@ def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
         ctx.close()
 
 
-@starts_ranks
 def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_let_go(stand_in, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")  # messages by NCCL
     run_mpi(rank_that_waits_in_nccl, 2, timeout=60, path=stand_in(1000))

@@ -17,7 +17,7 @@ from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.layout import Grid
 from tests.helpers.gpu.multiply import multiply
 from tests.helpers.machine import Multiplying, context, machine
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn
 
 VERSIONS = [500, 700, 800, 900, 1000]
@@ -156,7 +156,6 @@ def faulty(lib: Multiplying, version: int, unequal: bool) -> str:
     return "B and D begin on other process columns" if unequal and op_a != Operation.N and shifted else ""
 
 
-@starts_ranks
 def test_faults_of_the_library_are_avoided(stand_in):
     run_mpi(
         guarded_products, 2, timeout=240, paths={str(version): stand_in(version) for version in (700, 1000)}
@@ -235,7 +234,6 @@ def test_an_nccl_with_which_products_die_is_refused(alone, stand_in):
         assert "NCCL 2.29.2" in ctx.engine.libraries
 
 
-@starts_ranks
 def test_nvshmem_begins_with_a_grid_of_all_ranks(stand_in):
     run_mpi(first_grids, 2, path=stand_in(700))
 

@@ -32,7 +32,7 @@ from tests.helpers.fakegpu import CUDARuntimeError, stream_operations
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying
 from tests.helpers.machine import machine as machine_of
-from tests.helpers.mpi import on_ranks, run_mpi, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi
 
 _ALL, _NEAR = 1, 2  # communicators: of all ranks, of those of a node
 
@@ -604,7 +604,6 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
             lib.gpu.assert_clean()
 
 
-@starts_ranks
 def test_gpus_that_do_not_reach_each_other(stand_in):
     run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["null", "deaf"])
     run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["hosts"], on_nodes="blocks:2")
