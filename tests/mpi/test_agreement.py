@@ -24,18 +24,16 @@ LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 
 
 class Timed:
-    """Fails as ``refuses`` does, or where that took long; and the longest that one took on this rank."""
+    """Fails as ``refuses`` does, or where that took long."""
 
     def __init__(self, ctx):
         self.ctx = ctx
-        self.longest = 0.0
 
     def __call__(self, kind, words, call, *args, **kwargs):
         self.ctx.comm.barrier()
         start = time.monotonic()
         wrong = agreed_error(self.ctx, kind, words, call, *args, **kwargs)
         seconds = time.monotonic() - start
-        self.longest = max(self.longest, seconds)
         assert not wrong, f"{call}: {wrong}"
         assert seconds < LIMIT, f"{call}: took {seconds:.1f} s"
 
@@ -59,10 +57,14 @@ class BrokenError(Exception):
         super().__init__(message, more)
 
 
-def bad_input_on_one_rank(comm, directory):
+@on_ranks(2, *only_long(4))
+def test_bad_input_on_one_rank(comm, directory):
     last = comm.size - 1
     bad = comm.rank == last
     on = f"(on rank {last})"
+    if not bad:
+        np.save(f"{directory}/{comm.rank}.npy", np.ones((8, 6)))
+    comm.Barrier()
     with pb.Context(comm, engine="host") as ctx:
         error = Timed(ctx)
         d = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid.squarest(comm.size))
@@ -155,10 +157,10 @@ def bad_input_on_one_rank(comm, directory):
             ctx.load, f"{directory}/none{comm.rank}.npy")  # fmt: skip
         error(pb.ArgumentError, [on], a.save, f"{directory}/x.npy", order=wrong("X", "C"))
         yield "and after all that", misplaced(a, values)
-        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
-def bad_operand_on_one_rank(comm):
+@on_ranks(*only_long(2), 4)
+def test_bad_operand_on_one_rank(comm):
     last = comm.size - 1
     bad = comm.rank == last
     on = f"(on rank {last})"
@@ -231,7 +233,6 @@ def bad_operand_on_one_rank(comm):
         ctx.engine.empty = empty
         yield "and after all that", misplaced(plan(), values @ values.T)
         yield "and of another C", misplaced(moved(), values @ values.T)
-        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
 class _Hashless(float):
@@ -244,7 +245,8 @@ class _Indexless:
         raise RuntimeError("no index")
 
 
-def odd_values_on_one_rank(comm):
+@on_ranks(2)
+def test_odd_values_on_one_rank(comm):
     """Values whose text, hash or conversion fails where no rank has agreed yet."""
     bad = comm.rank == comm.size - 1
     huge, span = 10**5000, np.timedelta64(3, "s")
@@ -278,7 +280,8 @@ class NoText:
         raise RuntimeError
 
 
-def bad_operands_beside_other_contexts(comm):
+@on_ranks(2, *only_long(3))
+def test_bad_operand_beside_other_contexts(comm):
     """Which context a rank means that gives no matrix, or one of another context, it learns from the others."""
     last, alone = comm.size - 1, comm.Split(comm.rank)
     bad = comm.rank == last
@@ -432,7 +435,8 @@ def a_matrix_of_another_context(comm):
         ctx.close()
 
 
-def other_arguments(comm, directory):
+@on_ranks(2, *only_long(4))
+def test_other_arguments_on_one_rank(comm, directory):
     last = comm.size - 1
     bad = comm.rank == last
     others = "rank 0" if comm.size == 2 else f"ranks 0-{last - 1}"
@@ -493,7 +497,6 @@ def other_arguments(comm, directory):
         error(pb.RankMismatchError, words, ctx.scatter, values, d, comm.rank)
         yield "engine", differs_in_engine(comm, bad)
         yield "and after all that", misplaced(plan(), values)
-        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
 def differs_in_engine(comm, bad):
@@ -504,7 +507,8 @@ def differs_in_engine(comm, bad):
     return "no RankMismatchError"
 
 
-def other_calls(comm, directory):
+@on_ranks(*only_long(2), 4)
+def test_another_call_on_one_rank(comm, directory):
     last = comm.size - 1
     with pb.Context(comm, engine="host") as ctx:
         error = Timed(ctx)
@@ -569,7 +573,6 @@ def other_calls(comm, directory):
             words = ["this context is broken", "a rank has left this context"]
             error(pb.ClosedError, words, its[name])
             leaves_early.close()
-        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 
 @on_ranks(3, *only_long(6))
@@ -655,43 +658,6 @@ def descriptors(comm):
         gc.collect()
         kept.append(len(list(Path("/proc/self/fd").iterdir())))
     return kept
-
-
-def _run(function, nranks, **options):
-    cases = run_mpi(function, nranks, **options)[0]
-    print(f"{function.__name__} on {nranks} ranks: {cases[-1][0]}")
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(4)])
-def test_bad_input_on_one_rank(nranks, tmp_path):
-    np.save(tmp_path / "0.npy", np.ones((8, 6)))
-    for rank in range(1, nranks - 1):
-        np.save(tmp_path / f"{rank}.npy", np.ones((8, 6)))
-    _run(bad_input_on_one_rank, nranks, directory=str(tmp_path))
-
-
-def test_odd_values_on_one_rank():
-    _run(odd_values_on_one_rank, 2)
-
-
-@pytest.mark.parametrize("nranks", [*only_long(2), 4])
-def test_bad_operand_on_one_rank(nranks):
-    _run(bad_operand_on_one_rank, nranks)
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(3)])
-def test_bad_operand_beside_other_contexts(nranks):
-    _run(bad_operands_beside_other_contexts, nranks)
-
-
-@pytest.mark.parametrize("nranks", [2, *only_long(4)])
-def test_other_arguments_on_one_rank(nranks, tmp_path):
-    _run(other_arguments, nranks, directory=str(tmp_path))
-
-
-@pytest.mark.parametrize("nranks", [*only_long(2), 4])
-def test_another_call_on_one_rank(nranks, tmp_path):
-    _run(other_calls, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
