@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import largest_size
-from ...layout import MatrixDescriptor
 from ..local.extremes import largest, scaling
 from ..operations import Operations
-from ..protocol import Engine
+from ..product import Found
+from ..request import Operands
 from .factor_panels import FactorPanels, real_diagonal
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
 from .sweeps import sides_of
-from .workbench import Mover, Workbench
+from .workbench import Mover, PanelsProduct, Workbench
 
 Array = Any
 
@@ -75,68 +75,41 @@ def right_looking(
                     panels.publish(k + 1)
 
 
-class FactorSolveJob:
-    """A factorization, a solve with the factors, or both. Making one is collective over the context.
-
-    Args:
-        engine: where.
-        a: the layout of A, or of its factors.
-        out: the layout of the factors; None if they are not wanted, or A is factored already.
-        b: the layout of right-hand sides; None without them.
-        x: the layout of solutions, or of the inverse; None without them.
-        factored: A is factored already.
-        inverse: the right-hand sides are the identity. Of an inverse with ``lower`` the other triangle is that of a
-            Hermitian matrix, but if ``factored`` it is not written.
-        conjugate: the panels hold the conjugates of A, of its factors and of the inverse.
+class _FactorSolve(PanelsProduct):
+    """A factorization, a solve with the factors, or both.
 
     Attributes:
-        lower: of these only the lower triangles count.
-        routine: what ``FactorProblem`` calls it.
+        lower: of A and its factors only the lower triangles count. Of an inverse the other triangle is that of a
+            Hermitian matrix, but if A is factored already it is not written.
     """
 
-    routine: ClassVar[str]
     lower: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        engine: Engine,
-        a: MatrixDescriptor,
-        out: MatrixDescriptor | None = None,
-        b: MatrixDescriptor | None = None,
-        x: MatrixDescriptor | None = None,
-        *,
-        factored: bool = False,
-        inverse: bool = False,
-        conjugate: bool = False,
-    ) -> None:
-        lower = self.lower
-        self._operations, self._factored, self._inverse = engine.operations, factored, inverse
-        alone = b is None and x is None  # a solve on GPUs needs panels that ranks have whole
-        shape = shape_of(engine, a if out is None else out, self.routine, shared=lower and alone)
+    def _prepare(self) -> None:
+        p, engine, lower = self._problem, self._engine, self.lower
+        alone = p.b is None and p.d is None  # a solve on GPUs needs panels that ranks have whole
+        shape = shape_of(engine, p.a if p.c is None else p.c, p.routine, shared=lower and alone)
         shapes = [shape]
-        if inverse:
+        if p.inverse:
             shapes.append(shape_of_inverse(engine, shape))
-        elif b is not None:
-            shapes.append(shape_beside(engine, shape, b.shape[1], spreads=True))
-        self._bench = bench = Workbench(engine, shapes, a.dtype)
-        self._a = Mover(bench, 0, a, lower=lower, conjugate=conjugate)
-        self._out = None if out is None else Mover(bench, 0, out, lower=lower, conjugate=conjugate)
-        self._b = None if b is None else Mover(bench, 1, b)
-        self._part_of_x = lower and inverse
-        self._x: Mover | None = None
-        self._mirrored: Mover | None = None
-        if x is not None:
-            conjugate = conjugate and inverse
-            self._x = Mover(bench, 1, x, lower=self._part_of_x, conjugate=conjugate)
-            if self._part_of_x and not factored:
-                self._mirrored = Mover(bench, 1, x.T, lower=True, strictly=True, conjugate=not conjugate)
+        elif p.b is not None:
+            shapes.append(shape_beside(engine, shape, p.b.shape[1], spreads=True))
+        self._bench = bench = Workbench(engine, shapes, p.a.dtype)
+        self._a = Mover(bench, 0, p.a, lower=lower, conjugate=p.conjugate)
+        self._out = self._mover(0, p.c, lower=lower, conjugate=p.conjugate)
+        self._b = self._mover(1, p.b)
+        self._part_of_x, conjugate = lower and p.inverse, p.conjugate and p.inverse
+        self._x = self._mover(1, p.d, lower=self._part_of_x, conjugate=conjugate)
+        mirrored = p.d.T if p.d is not None and self._part_of_x and not p.factored else None
+        self._mirrored = self._mover(1, mirrored, lower=True, strictly=True, conjugate=not conjugate)
 
-    def _moved_in(self, a: Array, out: Array, b: Array, x: Array) -> list[FactorPanels]:
+    def _moved_in(self, given: Operands) -> list[FactorPanels]:
         """Return the panels of A, and of right-hand sides if there are any. Collective; a fence must follow."""
+        a, b, out, x = given.a, given.b, given.c, given.d
         place = beside = None
         if self._out is not None:
             place = self._out.place(out, a, b, x)
-        elif self._factored:
+        elif self._problem.factored:
             place = self._a.place(a, a, b, x)
         if self._x is not None and not self._part_of_x:
             beside = self._x.place(x, b, a, out)
@@ -146,51 +119,49 @@ class FactorSolveJob:
             self._b.into(b, panels[1])
         return panels
 
-    def _move_out(self, panels: Sequence[FactorPanels], out: Array, x: Array, *, solved: bool) -> None:
+    def _move_out(self, panels: Sequence[FactorPanels], given: Operands, *, solved: bool) -> None:
         """Move the factors out of panels, and the solutions if there are any. Collective; after a fence."""
         if self._out is not None:
-            self._out.back(out, panels[0])
+            self._out.back(given.c, panels[0])
         if self._x is not None and solved:
-            self._x.back(x, panels[1])
+            self._x.back(given.d, panels[1])
             if self._mirrored is not None:
-                self._mirrored.back(x.T, panels[1])
+                self._mirrored.back(given.d.T, panels[1])
 
 
-class CholeskyJob(FactorSolveJob):
-    """A Cholesky factorization, a solve with its factor L, or both. Making and running one is collective.
+class CholeskyProduct(_FactorSolve):
+    """A Cholesky factorization, a solve with its factor L, or both.
 
-    Attributes:
-        diagonal: of the last run, L's, if A was factored and B was solved for; else None.
+    INFO is the order of the first leading minor that is not positive definite. The diagonal of L is told if A was
+    factored and B was solved for.
     """
 
-    lower, routine = True, "cholesky"
-    diagonal: Array = None
+    lower = True
 
-    def run(self, a: Array, out: Array = None, b: Array = None, x: Array = None) -> int:
-        """Compute; return 0, or the order of the first leading minor that is not positive definite."""
-        bench, operations = self._bench, self._operations
-        lower, *right = panels = self._moved_in(a, out, b, x)
+    def _compute(self, given: Operands) -> Found:
+        bench, operations, p = self._bench, self._operations, self._problem
+        lower, *right = panels = self._moved_in(given)
         bench.handed_in(panels)
-        info = 0
-        if not self._factored:
+        info, diagonal = 0, None
+        if not p.factored:
             with lower.above_kept():  # updates are of whole squares
                 factor_cholesky(operations, lower)
                 bench.fence()
                 lower.settle()
             info = bench.fault(lower)
         if right and not info:
-            self.diagonal = None if self._factored or self._inverse else bench.diagonal(lower)
-            if self._inverse:
+            diagonal = None if p.factored or p.inverse else bench.diagonal(lower)
+            if p.inverse:
                 right[0].set_identity(operations.xp)
-            sides = sides_of(bench, lower, right[0], begins=self._inverse)
+            sides = sides_of(bench, lower, right[0], begins=p.inverse)
             sides.sweep(lower=True)
             sides.sweep(lower=True, op="C")
             sides.finish()
-            if self._inverse:
+            if p.inverse:
                 real_diagonal(operations.xp, right[0])
             bench.fence()
-        self._move_out(panels, out, x, solved=not info)
-        return info
+        self._move_out(panels, given, solved=not info)
+        return Found(info, diagonal=diagonal)
 
 
 def factor_cholesky(operations: Operations, panels: FactorPanels) -> None:
@@ -211,53 +182,33 @@ def factor_cholesky(operations: Operations, panels: FactorPanels) -> None:
     right_looking(panels, shape.panels, finish, update, ends_at_fault=True, delays=True)
 
 
-class LuJob(FactorSolveJob):
-    """An LU factorization, a solve with the factors, or both. Making and running one is collective.
+class LuProduct(_FactorSolve):
+    """An LU factorization, a solve with the factors, or both; with A, its transpose, or its conjugate transpose.
 
-    Attributes:
-        pivots: of the last run: row i was exchanged with ``pivots[i]``, both from 0.
-        diagonal: of the last run, U's; None if A was factored already.
+    INFO is i if U's diagonal element i, counted from 1, is the first that is exactly zero. Pivots and U's diagonal are
+    told of a factorization.
     """
 
-    routine = "lu"
-    pivots: NDArray[np.int64]
-    diagonal: Array
-
-    def run(
-        self,
-        a: Array,
-        out: Array = None,
-        b: Array = None,
-        x: Array = None,
-        pivots: NDArray[np.int64] | None = None,
-        *,
-        op: str = "N",
-    ) -> int:
-        """Compute; return 0, or i if U's diagonal element i, counted from 1, is the first that is exactly zero.
-
-        Args:
-            a, out, b, x: the local arrays.
-            pivots: of an A that is factored already.
-            op: "N", "T" or "C": solve with A, its transpose, or its conjugate transpose.
-        """
-        bench = self._bench
-        panels, *right = both = self._moved_in(a, out, b, x)
+    def _compute(self, given: Operands) -> Found:
+        bench, p, pivots = self._bench, self._problem, given.pivots
+        panels, *right = both = self._moved_in(given)
         least = min(panels.shape.rows, panels.shape.cols)
         if pivots is not None and (bench.rank == 0 or not bench.shared):
             panels.pivots[:least] = bench.engine.xp.asarray((pivots + 1).astype(np.int32))
-        if self._factored:
+        if p.factored:
             bench.fence()  # all ranks read the pivots
         else:
             bench.handed_in(both)
         info = 0
-        if not self._factored:
+        if not p.factored:
             info = self._factor(panels)
-        self.pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1 if pivots is None else pivots
-        self.diagonal = None if self._factored else bench.diagonal(panels)
+        if pivots is None:
+            pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1
+        diagonal = None if p.factored else bench.diagonal(panels)
         if right and not info:
-            self._solve(panels, right[0], op)
-        self._move_out(both, out, x, solved=not info)
-        return info
+            self._solve(panels, right[0], pivots)
+        self._move_out(both, given, solved=not info)
+        return Found(info, pivots, diagonal)
 
     def _factor(self, panels: FactorPanels) -> int:
         factor_lu(self._operations, panels)
@@ -268,11 +219,11 @@ class LuJob(FactorSolveJob):
         self._bench.fence()
         return self._bench.fault(panels)
 
-    def _solve(self, panels: FactorPanels, right: FactorPanels, op: str) -> None:
+    def _solve(self, panels: FactorPanels, right: FactorPanels, pivots: NDArray[np.int64]) -> None:
         """Replace the right-hand sides by the solutions."""
-        operations, bench, n = self._operations, self._bench, panels.shape.cols
-        begins = self._inverse and bench.shared
-        if self._inverse:
+        operations, bench, n, op = self._operations, self._bench, panels.shape.cols, self._problem.op
+        begins = self._problem.inverse and bench.shared
+        if self._problem.inverse:
             right.set_identity(operations.xp)
         sides = sides_of(bench, panels, right, begins=begins)
         if op == "N":
@@ -288,7 +239,7 @@ class LuJob(FactorSolveJob):
         sides.finish()
         bench.fence()
         if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
-            bench.permute_columns(right, np.argsort(permutation(self.pivots, n)))
+            bench.permute_columns(right, np.argsort(permutation(pivots, n)))
             bench.fence()
 
 
@@ -319,22 +270,22 @@ def factor_lu(operations: Operations, panels: FactorPanels) -> None:
 _MOST = 5  # iterations: more hardly ever improve the estimate
 
 
-class ConditionJob:
-    """An estimate of the condition number in the 1-norm. Making and running one is collective over the context.
+class ConditionProduct(PanelsProduct):
+    """An estimate of the condition number of a square matrix in the 1-norm.
 
-    Args:
-        engine: where.
-        a: the layout of a square matrix.
+    It is a lower bound; infinite if A is singular, or nearly so.
     """
 
-    def __init__(self, engine: Engine, a: MatrixDescriptor) -> None:
-        self._operations, self._engine = engine.operations, engine
+    def _prepare(self) -> None:
+        engine, a = self._engine, self._problem.a
         shape = shape_of(engine, a, "condition")
         self._bench = Workbench(engine, [shape, shape_beside(engine, shape, 1)], a.dtype)
         self._a, self._n, self._dtype = Mover(self._bench, 0, a), a.shape[0], a.dtype
 
-    def run(self, a: Array) -> float:
-        """Return the estimate, which is a lower bound; infinite if A is singular, or nearly so."""
+    def _compute(self, given: Operands) -> Found:
+        return Found(condition=self._estimate(given.a))
+
+    def _estimate(self, a: Array) -> float:
         bench, operations = self._bench, self._operations
         panels, right = bench.panels()
         self._a.into(a, panels)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...comm import largest_size
 from ...dtypes import real_dtype
-from ...layout import MatrixDescriptor
 from ..local.extremes import (
     SINGULAR,
     column_sizes,
@@ -22,12 +21,13 @@ from ..local.extremes import (
     scaling,
 )
 from ..operations import Operations
-from ..protocol import Engine
+from ..product import Found
+from ..request import Operands
 from .elimination import right_looking
 from .factor_panels import FactorPanels, SharedPanels
 from .panel_shape import shape_beside, shape_of
 from .sweeps import sides_of
-from .workbench import Mover, Workbench
+from .workbench import Mover, PanelsProduct, Workbench
 
 Array = Any
 
@@ -36,117 +36,79 @@ _PROBES = (
 )
 
 
-class QrJob:
-    """A QR factorization, or a product with the Q of one. Making and running one is collective.
+class QrProduct(PanelsProduct):
+    """A QR factorization, whose factors of reflectors are told; or a product with the Q of one, or with its adjoint."""
 
-    Collective over the context.
+    def _prepare(self) -> None:
+        p, engine = self._problem, self._engine
+        shape = shape_of(engine, p.a, "qr", narrow=True)
+        shapes = [shape] if p.d is None else [shape, shape_beside(engine, shape, p.d.shape[1])]
+        self._bench = bench = Workbench(engine, shapes, p.a.dtype, reflectors=True)
+        self._a, self._out = Mover(bench, 0, p.a), self._mover(0, p.c)
+        self._x, self._y = (self._mover(1, each, conjugate=p.conjugate) for each in (p.b, p.d))
 
-    Args:
-        engine: where.
-        a: the layout of A, or of its factors.
-        out: the layout of the factors; None if A is factored already.
-        x: the layouts of what Q is multiplied by, and of the product; None for the former: the identity.
-        adjoint: multiply by the adjoint of Q.
-        conjugate: what Q is multiplied by is conjugated first, and so is the product.
-
-    Attributes:
-        tau: of the last factorization, the factors of its reflectors, on every rank.
-    """
-
-    tau: Array
-
-    def __init__(
-        self,
-        engine: Engine,
-        a: MatrixDescriptor,
-        out: MatrixDescriptor | None = None,
-        x: tuple[MatrixDescriptor | None, MatrixDescriptor] | None = None,
-        *,
-        adjoint: bool = False,
-        conjugate: bool = False,
-    ) -> None:
-        self._operations, self._adjoint = engine.operations, adjoint
-        shape = shape_of(engine, a, "qr", narrow=True)
-        shapes = [shape] if x is None else [shape, shape_beside(engine, shape, x[1].shape[1])]
-        self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
-        self._a = Mover(bench, 0, a)
-        self._out = None if out is None else Mover(bench, 0, out)
-        self._x = self._y = None
-        if x is not None:
-            self._x = None if x[0] is None else Mover(bench, 1, x[0], conjugate=conjugate)
-            self._y = Mover(bench, 1, x[1], conjugate=conjugate)
-
-    def factor(self, a: Array, out: Array) -> None:
-        """Write R and the reflectors to ``out``, and the factors to ``tau``."""
-        bench = self._bench
+    def _compute(self, given: Operands) -> Found:
+        if self._problem.factored:
+            self._apply(given)
+            return Found()
+        bench, out = self._bench, given.c
         assert self._out is not None
-        (panels,) = bench.panels(self._out.place(out, a))
-        self._a.into(a, panels)
+        (panels,) = bench.panels(self._out.place(out, given.a))
+        self._a.into(given.a, panels)
         bench.handed_in((panels,))
         factor(self._operations, panels)
         panels.settle()
         bench.fence()
-        self.tau = factors_of(bench, panels)
+        tau = factors_of(bench, panels)
         self._out.back(out, panels)
+        return Found(tau=tau)
 
-    def apply(self, a: Array, tau: Array, x: Array, y: Array) -> None:
-        """Write Q X, or Q^H X, to ``y``."""
+    def _apply(self, given: Operands) -> None:
+        """Write Q B, or Q^H B, to D; without B its first columns."""
         bench = self._bench
         panels, right = bench.panels()
-        self._a.into(a, panels)
+        self._a.into(given.a, panels)
         if self._x is None:
             right.set_identity(self._operations.xp)
         else:
-            self._x.into(x, right)
+            self._x.into(given.b, right)
         bench.fence()
-        panels.set_factors(self._operations, tau)
+        panels.set_factors(self._operations, given.tau)
         bench.fence()
-        multiply(self._operations, panels, right, adjoint=self._adjoint)
+        multiply(self._operations, panels, right, adjoint=self._problem.op == "C")
         panels.settle()
         bench.fence()
         assert self._y is not None
-        self._y.back(y, right)
+        self._y.back(given.d, right)
 
 
-class LeastSquaresJob:
-    """The least-squares solution of A X = B for a tall A, or the least solution of A^H X = B. Collective.
+class LeastSquaresProduct(PanelsProduct):
+    """The least-squares solution of A X = B for a tall A, or the least solution of A^H X = B.
 
-    Collective over the context.
-
-    Args:
-        engine: where.
-        a: the layout of A, with at least as many rows as columns.
-        b, x: the layouts of right-hand sides and solutions.
-        out: the layout of A's factors; None if they are not wanted. With them all is as in LAPACK: only zeros on the
-            diagonal of R are faults, and the solution for a matrix of zeros is zero.
-        least: solve A^H X = B, and return the X of the least norm.
-        conjugate: the panels hold the conjugate of A.
+    If the factors are wanted, all is as in LAPACK: only zeros on the diagonal of R are faults, and the solution for a
+    matrix of zeros is zero.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        a: MatrixDescriptor,
-        b: MatrixDescriptor,
-        x: MatrixDescriptor,
-        out: MatrixDescriptor | None = None,
-        *,
-        least: bool = False,
-        conjugate: bool = False,
-    ) -> None:
-        self._operations, self._least, self._shape = engine.operations, least, a.shape
-        self._rows, self._comm = b.shape[0], engine.transport.comm
-        self._tolerance = 0.0 if out is not None else rank_tolerance(a)
-        shape = shape_of(engine, a, "lstsq", narrow=True)
-        shapes = [shape, shape_beside(engine, shape, b.shape[1])]
-        if out is None:
-            shapes.append(shape_beside(engine, shape, _PROBES)._replace(rows=a.shape[1]))
-        self._bench = bench = Workbench(engine, shapes, a.dtype, reflectors=True)
-        self._a = Mover(bench, 0, a, conjugate=conjugate)
-        self._out = None if out is None else Mover(bench, 0, out, conjugate=conjugate)
-        self._b, self._x = Mover(bench, 1, b), Mover(bench, 1, x)
+    def _prepare(self) -> None:
+        p, engine = self._problem, self._engine
+        assert p.b is not None
+        assert p.d is not None
+        self._least, self._shape = p.op == "C", p.a.shape
+        self._rows, self._comm = p.b.shape[0], engine.transport.comm
+        self._tolerance = 0.0 if p.c is not None else rank_tolerance(p.a)
+        shape = shape_of(engine, p.a, "lstsq", narrow=True)
+        shapes = [shape, shape_beside(engine, shape, p.b.shape[1])]
+        if p.c is None:
+            shapes.append(shape_beside(engine, shape, _PROBES)._replace(rows=p.a.shape[1]))
+        self._bench = bench = Workbench(engine, shapes, p.a.dtype, reflectors=True)
+        self._a = Mover(bench, 0, p.a, conjugate=p.conjugate)
+        self._out = self._mover(0, p.c, conjugate=p.conjugate)
+        self._b, self._x = Mover(bench, 1, p.b), Mover(bench, 1, p.d)
 
-    def run(self, a: Array, b: Array, x: Array, out: Array = None) -> int:
+    def _compute(self, given: Operands) -> Found:
+        return Found(self._solve(given.a, given.b, given.d, given.c))
+
+    def _solve(self, a: Array, b: Array, x: Array, out: Array) -> int:
         """Compute; return 0, or i if column i of R, counted from 1, depends on others."""
         bench, operations, n = self._bench, self._operations, self._shape[1]
         panels, right, *probe = bench.panels()

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...layout import MatrixDescriptor
 from ..operations import Operations
-from ..protocol import Engine
+from ..product import Found
+from ..request import Operands
 from .factor_panels import FactorPanels
 from .panel_shape import are_few, shape_beside, shape_of, shape_of_inverse
 from .split_panels import SplitPanels
-from .workbench import Mover, Workbench
+from .workbench import Mover, PanelsProduct, Workbench
 
 Array = Any
 
@@ -267,42 +267,24 @@ def sides_of(bench: Workbench, panels: FactorPanels, right: FactorPanels, *, beg
     return Dealt(bench, panels, right, begins=begins)
 
 
-class TriangularJob:
-    """A solve with a lower triangular matrix. Making and running one is collective over the context.
+class TriangularProduct(PanelsProduct):
+    """A solve with a lower triangular matrix, or its inverse; of that perhaps the triangle alone is written.
 
-    Args:
-        engine: where.
-        a: the layout of the triangle.
-        b: the layout of right-hand sides; None: the inverse is computed.
-        x: the layout of solutions, or of the inverse.
-        unit: the diagonal is taken as ones and not read.
-        part: of the inverse only the triangle is written, without a diagonal of ones.
-        op: "N", "T" or "C".
-        conjugate: the panels hold the conjugate of A.
+    INFO is the index from 1 of the first diagonal element that is exactly zero.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        a: MatrixDescriptor,
-        b: MatrixDescriptor | None,
-        x: MatrixDescriptor,
-        *,
-        unit: bool = False,
-        part: bool = False,
-        op: str = "N",
-        conjugate: bool = False,
-    ) -> None:
-        self._operations, self._unit, self._op = engine.operations, unit, op
-        shape = shape_of(engine, a, "triangular")
-        beside = shape_of_inverse(engine, shape) if b is None else shape_beside(engine, shape, b.shape[1])
-        self._bench = bench = Workbench(engine, [shape, beside], a.dtype)
-        self._a = Mover(bench, 0, a, lower=True, conjugate=conjugate)
-        self._b = None if b is None else Mover(bench, 1, b)
-        self._x = Mover(bench, 1, x, lower=part, strictly=part and unit)
+    def _prepare(self) -> None:
+        p, engine, part = self._problem, self._engine, self._problem.factored
+        assert p.d is not None
+        shape = shape_of(engine, p.a, "triangular")
+        right = shape_of_inverse(engine, shape) if p.b is None else shape_beside(engine, shape, p.b.shape[1])
+        self._bench = bench = Workbench(engine, [shape, right], p.a.dtype)
+        self._a = Mover(bench, 0, p.a, lower=True, conjugate=p.conjugate)
+        self._b = self._mover(1, p.b)
+        self._x = Mover(bench, 1, p.d, lower=part, strictly=part and p.unit)
 
-    def run(self, a: Array, b: Array, x: Array) -> int:
-        """Compute; return 0, or the index from 1 of the first diagonal element that is exactly zero."""
+    def _compute(self, given: Operands) -> Found:
+        a, b, x, p = given.a, given.b, given.d, self._problem
         bench = self._bench
         panels, right = bench.panels(None, None if self._b is None else self._x.place(x, b, a))
         self._a.into(a, panels)
@@ -311,13 +293,13 @@ class TriangularJob:
         else:
             right.set_identity(self._operations.xp)
         bench.fence()
-        if not self._unit:
+        if not p.unit:
             zeros = np.flatnonzero(bench.diagonal(panels) == 0)
             if zeros.size:
-                return int(zeros[0]) + 1
+                return Found(int(zeros[0]) + 1)
         sides = sides_of(bench, panels, right, begins=self._b is None)
-        sides.sweep(lower=True, unit=self._unit, op=self._op)
+        sides.sweep(lower=True, unit=p.unit, op=p.op)
         sides.finish()
         bench.fence()
         self._x.back(x, right)
-        return 0
+        return Found()

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...comm import Agreement
 from ...comm.shared_memory import aligned, carve
 from ...layout import MatrixDescriptor, Trapezoid
+from ...layout.factor_problem import FactorProblem
 from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, window_of
+from ..product import FactorProduct, Found
 from ..protocol import Engine
-from ..request import LocalArray
+from ..request import LocalArray, Operands
 from .factor_panels import Array, FactorPanels, SharedPanels
 from .panel_shape import PanelShape, are_split, is_shared
 
@@ -286,6 +289,48 @@ class Mover:
             window = slice(top, rows), slice(first, min(first + width, cols))
             arrays = window_of(array, d, bench.rank, window), window_of(out, to, bench.rank, window)
             move(bench.engine, d[window], to[window], arrays, part)
+
+
+class PanelsProduct(FactorProduct):
+    """A factorization on panels, or what is solved with one. Making and running one is collective over the context.
+
+    Matrices are moved to panels, computed with there, and moved back.
+
+    Args:
+        engine: where.
+        problem: what is computed.
+
+    Raises:
+        UnsupportedError: the engine has no LAPACK for its arrays.
+        MemoryError: a node has no room for the panels.
+    """
+
+    path = "panels"
+    _bench: Workbench
+
+    def __init__(self, engine: Engine, problem: FactorProblem) -> None:
+        self._engine, self._operations, self._problem = engine, engine.operations, problem
+        try:
+            self._prepare()
+        except MemoryError as error:  # the same on every rank
+            with Agreement(engine.transport.comm, problem.routine):
+                raise error from None
+
+    def compute(self, operands: Operands) -> Found:
+        with self._operations.factoring():
+            return self._compute(operands)
+
+    def _prepare(self) -> None:
+        """Make the bench, and what moves matrices there and back. Collective over the context."""
+        raise NotImplementedError
+
+    def _compute(self, given: Operands) -> Found:
+        """Compute, and return what was found. Collective over the context."""
+        raise NotImplementedError
+
+    def _mover(self, i: int, d: MatrixDescriptor | None, **how: bool) -> Mover | None:
+        """Return what moves a matrix to panels ``i`` and back, None if there is none."""
+        return None if d is None else Mover(self._bench, i, d, **how)
 
 
 def _leading(rows: int, item: int) -> int:
