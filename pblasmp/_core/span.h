@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dealt-out ranges: how the indices of one dimension of a sub-matrix are dealt out to processes, as a few integers.
  *
- * ``Span`` of engines/direct/spans.py is the same in Python; see there for what each function returns.
+ * ``Axis`` of layout/axis.py is the same in Python; see there for what each function returns.
  */
 #ifndef PBLASMP_SPAN_H
 #define PBLASMP_SPAN_H

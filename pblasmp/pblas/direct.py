@@ -26,7 +26,7 @@ from ..engines.direct import (
     host_address,
     pattern,
 )
-from ..engines.direct.spans import Axes
+from ..engines.direct.asked import Axes
 from ..engines.direct.sub_matrix import local_range
 from ..errors import ArgumentError
 from ..layout.axis import owned_below

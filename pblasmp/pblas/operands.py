@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..engines.arrays import overlap
 from ..engines.direct import Part
-from ..engines.direct.spans import Axes
+from ..engines.direct.asked import Axes
 from ..engines.direct.sub_matrix import SubMatrix
 from ..engines.protocol import Engine
 from ..errors import PblasmpError, short_repr

@@ -17,12 +17,47 @@ from numpy.typing import NDArray
 from ..._core import MATRIX, ROUTINES
 from ...dtypes import element_type
 from ...layout import Grid, MatrixDescriptor, Trapezoid
-from .spans import Axes
+from ...layout.axis import Axis, axis
 
 _LARGEST = 2**31 - 1  # BLAS's integers
 _ENTRIES = struct.Struct("=11q")  # of a descriptor
 
 Pair = tuple[int, int]
+
+
+class Axes(NamedTuple):
+    """One dimension of a layout, and this rank's place in it.
+
+    Attributes:
+        block, nprocs, source, lead: as those of ``Axis``.
+        mine: this rank's process; -1 outside the grid.
+    """
+
+    block: int
+    nprocs: int
+    source: int
+    lead: int
+    mine: int
+
+
+def span_of(axes: Axes, start: int, extent: int) -> Axis:
+    """Return how ``extent`` indices from ``start`` on are dealt out, in its simplest form. Local.
+
+    Two are equal if, and only if, each index is on the same process at the same place among its own.
+    """
+    block, nprocs, source, lead, _ = axes
+    if nprocs == 1:
+        return whole_span(extent)
+    blocks, lead = divmod(lead + start, block)
+    source = (source + blocks) % nprocs
+    if lead + extent <= block:
+        return axis(extent, extent or 1, source, nprocs, 0)
+    return axis(extent, block, source, nprocs, lead)
+
+
+def whole_span(extent: int) -> Axis:
+    """Return indices that are not dealt out. Local."""
+    return axis(extent, extent or 1, 0, 1, 0)
 
 
 class Pattern(NamedTuple):

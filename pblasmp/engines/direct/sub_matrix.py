@@ -14,8 +14,7 @@ from typing import Any
 from ...layout.axis import Axis, owned_below
 from ...layout.routines import ROUTINES
 from ...resources import rank_share
-from .asked import Asked, Part
-from .spans import Axes, span_of
+from .asked import Asked, Axes, Part, span_of
 
 Array = Any
 

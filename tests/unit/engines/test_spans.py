@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pblasmp.engines.direct.spans import Axes, span_of, spread, whole_span
+from pblasmp.engines.direct.asked import Axes, span_of, whole_span
 from pblasmp.layout.axis import Axis
+from pblasmp.layout.intersection import intersect
 
 
 def _random(rng, extent):
@@ -31,7 +32,7 @@ def test_counts_and_places_are_those_of_the_axis():
             assert span.globals(p).tolist() == mine.tolist()
 
 
-def test_spread_reaches_every_index_once():
+def test_every_index_goes_somewhere_once():
     rng = np.random.default_rng(1)
     for _ in range(600):
         extent = int(rng.integers(1, 40))
@@ -44,7 +45,7 @@ def test_spread_reaches_every_index_once():
         parts = {q: np.full(onto.count(q), -1) for q in range(onto.nprocs)}
         for p in range(of.nprocs):
             mine = of.globals(p)
-            for q, s in spread(from_, p, onto):
+            for q, s in ((to_, s) for to_ in range(onto.nprocs) for s in intersect(from_, p, onto, to_)):
                 for i in range(s.repeat):
                     src, dst = s.src + i * s.src_step, s.dst + i * s.dst_step
                     assert (parts[q][dst : dst + s.length] == -1).all()

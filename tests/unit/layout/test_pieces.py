@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblasmp.engines.direct.asked import Axes
-from pblasmp.engines.direct.spans import span_of
+from pblasmp.engines.direct.asked import Axes, span_of
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.pieces import Rectangle, even_runs, pieces, write_inside
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ....layout.axis import Axis
-from ....layout.intersection import Stretches
+from ....layout.intersection import Stretches, intersect
 from ...direct import Asked
-from ...direct.spans import spread
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ..kernels.compiler import stand_in, stood_for
 from ..kernels.views import Move, View, moves
@@ -87,13 +85,10 @@ class StagedOperand:
         return CublasMatrix(x.at, x.by_columns, x.ld)
 
 
-@lru_cache(4096)
 def _by_process(of: Axis, process: int, to: Axis) -> dict[int, Stretches]:
     """Return where the indices of a process go, by process."""
-    found: dict[int, Stretches] = {}
-    for p, stretch in spread(of, process, to):
-        found[p] = (*found.get(p, ()), stretch)
-    return found
+    every = ((p, intersect(of, process, to, p)) for p in range(to.nprocs))
+    return {p: stretches for p, stretches in every if stretches}
 
 
 def covers(of: Axis, process: int, needed: Axis, needing: int) -> bool:

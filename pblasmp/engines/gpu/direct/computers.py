@@ -14,7 +14,7 @@ from ....layout import Trapezoid
 from ....layout.axis import Axis
 from ....layout.pieces import Rectangle, even_runs, pieces
 from ...direct import Asked
-from ...direct.spans import whole_span
+from ...direct.asked import whole_span
 from ...direct.sub_matrix import (
     SubMatrix,
     UnfitError,
