@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import PRODUCTS as KINDS
+from pblasmp.engines.gpu.tensor.copy_methods import PRODUCTS as KINDS
 from pblasmp.engines.request import Operands, Options
 from pblasmp.layout import ParallelProblem
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, partialmethod
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from numpy.lib.stride_tricks import as_strided
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
 from pblasmp.engines.gpu.session import session_of
-from pblasmp.engines.gpu.tensor import copy_methods
+from pblasmp.engines.gpu.tensor.copy_methods import CopyMethod
 from tests.helpers import fakelapack
 from tests.helpers.fakecublas import Cublas, at
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
@@ -480,7 +480,7 @@ class FakeGpu:
         if self.computes:
             self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))
             patch.setattr("pblasmp.engines.gpu.gpu_engine.GpuDirect", lambda *_: None)
-            patch.setattr(copy_methods, "_why_not", partial(_named, copy_methods._why_not))
+            patch.setattr(CopyMethod, "refusal", partialmethod(_named, CopyMethod.refusal))
         self.driver_for_c = DriverForC(self)
         patch.setattr("pblasmp.engines.gpu.runtime.graphs._driver", lambda: self.driver_for_c)
         load = partial(
@@ -1041,11 +1041,11 @@ class FakeGpu:
         )  # fmt: skip
 
 
-def _named(why_not: Any, kind: Any, engine: Any, p: Any, options: Any, operands: Any, **how: Any) -> str:
+def _named(row: CopyMethod, refusal: Any, engine: Any, p: Any, options: Any, operands: Any) -> str:
     """Refuse a tensor-parallel product of the engine's own unless it is asked for, or plays with other GPUs."""
     if options.algo == "auto" and isinstance(session_of(engine).gpu, Gpu):
         return "the test is of other algorithms"
-    return str(why_not(kind, engine, p, options, operands, **how))
+    return str(refusal(row, engine, p, options, operands))
 
 
 def _null_window(rank: int) -> int:

@@ -6,8 +6,6 @@ A plan's second run records a CUDA graph, and later ones replay it: then the hos
 
 from __future__ import annotations
 
-from typing import Any
-
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
@@ -20,14 +18,20 @@ from ...tensor.tensor_product import TensorMethod, waves
 from ..kernels.lt_product import fuses
 from ..session import session_of
 from ..types import carried, compute_type
-from . import PRODUCTS
+from . import copies, one_kernel_products, pushed
 from .base import CopyProduct
 from .one_kernel_products import HOPPER, by_mma, pays_beside_others
 
-Array = Any
-
-
-# -- the rows of the registry
+PRODUCTS: tuple[type[CopyProduct], ...] = (
+    copies.NcclGather, copies.PulledGather, pushed.PushedGather,
+    copies.NcclReduceScatter, copies.PulledReduceScatter, pushed.PushedReduceScatter,
+    one_kernel_products.OneKernelReduceScatter,
+    copies.NcclAllReduce, copies.OneShotAllReduce, copies.TwoShotAllReduce, pushed.PushedAllReduce,
+    copies.RingAllReduce, one_kernel_products.OneKernelAllReduce,
+    copies.NcclGatheredOutput, copies.PulledGatheredOutput, pushed.PushedGatheredOutput,
+    one_kernel_products.OneKernelGatheredOutput,
+)  # fmt: skip
+"""All of them; ``form`` and ``name`` say what each computes and what ``algo=`` calls it."""
 
 
 class CopyMethod(TensorMethod):
@@ -53,15 +57,42 @@ class CopyMethod(TensorMethod):
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
-        return _why_not(self._kind, engine, problem, options, operands)
+        """Return why it cannot be taken. Collective over the context."""
+        why = self._refusal_alone(engine, problem, options, operands)
+        if not why and self._yields(problem, options) and session_of(engine).runtime.beside_others():
+            why = "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
+        return why
 
     def fits(self, engine: Engine, problem: ParallelProblem, options: Options) -> bool:
         """Return whether it may be taken for other sizes than before; "one_kernel" beside others for small ones."""
         if self.name != "one_kernel":
             return True
-        shut_out = _by_rule(options) and not pays_beside_others(problem)
-        others = session_of(engine).runtime.others_of_late
-        return not (shut_out and others) and not _why_never(self._kind, engine, problem, options, None)
+        beside = self._yields(problem, options) and session_of(engine).runtime.others_of_late
+        return not (beside or self._refusal_alone(engine, problem, options, None))
+
+    def _yields(self, problem: ParallelProblem, options: Options) -> bool:
+        """Return whether the rule does not take it beside other communicators on the GPU. Local."""
+        by_rule = options.algo == "auto" and options.comm_sms is None
+        return self.name == "one_kernel" and by_rule and not pays_beside_others(problem)
+
+    def _refusal_alone(
+        self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        """Return why it cannot compute a product, whoever else uses the GPU. Local."""
+        session, kind = session_of(engine), self._kind
+        if p.size != session.runtime.size:
+            return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
+        why = library_refusal(options, operands, leaves_sms=kind.leaves_sms)
+        why = (
+            why
+            or follower_refusal(operands, fuses=not p.sums and fuses(p.dtype))
+            or _type_refusal(p, options)
+        )
+        try:
+            compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
+            return why or kind.why_not(session.gpu, p, options)
+        except PblasmpError as error:
+            return why or str(error)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         gpu = session_of(engine).gpu
@@ -107,53 +138,14 @@ class PushTensorMethod(CopyMethod):
         return product
 
 
-def _why_not(
-    kind: type[CopyProduct],
-    engine: Engine,
-    p: ParallelProblem,
-    options: Options,
-    operands: Operands | None,
-) -> str:
-    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective over the context."""
-    why = _why_never(kind, engine, p, options, operands)
-    by_rule = kind.name == "one_kernel" and _by_rule(options)
-    if not why and by_rule and not pays_beside_others(p) and session_of(engine).runtime.beside_others():
-        return "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"
-    return why
-
-
-def _by_rule(options: Options) -> bool:
-    """Return whether the caller names neither an algorithm nor how many multiprocessors it leaves to others."""
-    return options.algo == "auto" and options.comm_sms is None
-
-
-def _why_never(
-    kind: type[CopyProduct],
-    engine: Engine,
-    p: ParallelProblem,
-    options: Options,
-    operands: Operands | None,
-) -> str:
-    """Return why an algorithm of local GEMMs and copies cannot compute a product, whoever else uses the GPU. Local."""
-    session = session_of(engine)
-    if p.size != session.runtime.size:
-        return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
-    if why := library_refusal(options, operands, leaves_sms=kind.leaves_sms):
-        return why
-    if why := follower_refusal(operands, fuses=not p.sums and fuses(p.dtype)):
-        return why
+def _type_refusal(p: ParallelProblem, options: Options) -> str:
+    """Return why cuBLASLt has no product of these types, or of 8-bit floats of these sizes. Local."""
     if is_float8(p.dtype):
-        if faults := p.misaligned():
-            return faults[0]
-    else:
-        known, summed = (p.dtype, accumulation_dtype(p.dtype)), carried(p.out_dtype, options.comm_dtype)
-        if p.out_dtype not in known or summed not in known:
-            return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
-    try:
-        compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        return kind.why_not(session.gpu, p, options)
-    except PblasmpError as error:
-        return str(error)
+        return next(iter(p.misaligned()), "")
+    known, summed = (p.dtype, accumulation_dtype(p.dtype)), carried(p.out_dtype, options.comm_dtype)
+    if p.out_dtype in known and summed in known:
+        return ""
+    return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
 
 
 # -- rules, from measurements on two and four GPUs of plans and repeated calls, which replay graphs, if nothing was
