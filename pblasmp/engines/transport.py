@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks exchange data, which an engine supplies."""
+"""How ranks exchange data, which an engine supplies: by messages of their communicator, unless it does otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from .request import LocalArray
 
 SHARE = 0.8
 """Of the free memory: what products take at most."""
+
+_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -53,8 +56,13 @@ class Transport(Protocol):
         The arrays are in use until the transfer is finished.
         """
 
+    @cached_property
+    def _plans(self) -> Callable[..., Exchange]:
+        return lru_cache(_REMEMBERED)(partial(Exchange, self.comm))
+
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts; the last few are cached. Local."""
+        return self._plans(src, dst, dtype)
 
     def message_bytes(self, exchange: Exchange) -> int:
         """Return how many bytes the messages of an exchange take on every rank until it ends. Local."""
@@ -74,6 +82,7 @@ class Transport(Protocol):
         Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
         the rest follow in ``finish``.
         """
+        return exchange.start(src, dst, conjugate=conjugate, slots=slots)
 
     def ahead(self, *, follows: bool = False, joins: bool = True) -> AbstractContextManager[None]:
         """Return a context whose moves, if they are queued, run beside what the caller's stream has meanwhile.
@@ -87,6 +96,7 @@ class Transport(Protocol):
 
     def sum_ranks(self, array: LocalArray) -> None:
         """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""
+        self.comm.sum_into(array)
 
     def fence(self) -> None:
         """Wait until every rank's writes to shared buffers are visible to its node. Collective."""

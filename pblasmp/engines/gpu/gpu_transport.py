@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Array = Any
 
-_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 _MOVES = "ahead, moves"  # a stream of high priority
 _BEFORE = "before moves"  # the mark of what it waits for
 
@@ -49,7 +48,6 @@ class GpuTransport(Transport):
         self.rank, self.size = runtime.rank, runtime.size
         self.nodes = tuple((rank,) for rank in range(self.size))  # no memory shared
         self._stream = runtime.cupy.cuda.Stream(non_blocking=True)
-        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, runtime.comm))
         windows = session.gpu.windows
         self.near = frozenset(windows.members if windows is not None else ())
         self.inbox = None if windows is None else Inbox(session.gpu)
@@ -58,10 +56,6 @@ class GpuTransport(Transport):
     def domains(self) -> Sequence[tuple[int, ...]]:
         """See ``Session.domains``."""
         return self._session.domains
-
-    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
-        """Return the exchange plan between two layouts. Local."""
-        return self._exchanges(src, dst, dtype)
 
     def message_bytes(self, exchange: Exchange) -> int:
         """Return how many bytes the packed messages of an exchange take, here and at the receivers. Local."""

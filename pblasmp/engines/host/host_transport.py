@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import CellArrays, Communicator, Exchange, SharedMemory, Side
+from ...comm import Communicator, SharedMemory
 from ...comm.board import Board
 from ...comm.shared_memory import Progress, await_flag
 from ...logs import logger
@@ -70,7 +69,6 @@ class Buffers:
 
 Array = NDArray[Any]
 
-_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 _FRESH_SECONDS = 1.0  # for so long what is available is not read again, which takes 22 files in a container
 
 
@@ -90,34 +88,13 @@ class HostTransport(Transport):
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
         self.comm, self._buffers = comm, buffers
-        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
         self._free = self._read_at = 0.0
-
-    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
-        """Return the exchange plan between two layouts. Local."""
-        return self._exchanges(src, dst, dtype)
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Start messages. Local."""
         requests = [request for array, rank in receives for request in self.comm.irecv(array, rank)]
         requests += [request for array, rank in sends for request in self.comm.isend(array, rank)]
         return _MpiMessages(self.comm, requests, [array for array, _ in (*sends, *receives)])
-
-    def start_exchange(
-        self,
-        exchange: Exchange,
-        src: CellArrays,
-        dst: CellArrays,
-        *,
-        conjugate: bool = False,
-        slots: int | None = None,
-    ) -> Transfer:
-        """Start an exchange by MPI."""
-        return exchange.start(src, dst, conjugate=conjugate, slots=slots)
-
-    def sum_ranks(self, array: Array) -> None:
-        """Replace a contiguous array by its sum over all ranks. Collective."""
-        self.comm.sum_into(array)
 
     def fence(self) -> None:
         """Wait until every rank has written what its node shares. Collective."""
