@@ -140,7 +140,7 @@ def test_grids_that_rest_between_nodes(comm):
 @on_ranks(4)
 def test_state(comm):
     """What a grid that idles has given back, and reads again."""
-    with none_idle(), mock.patch.object(host.blas_threads, "threads_set_by_user", return_value=set()):
+    with none_idle(), mock.patch.object(host.blas, "threads_set_by_user", return_value=set()):
         number = made(comm)
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None

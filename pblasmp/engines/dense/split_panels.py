@@ -24,8 +24,7 @@ from ..moving.tree import Line, Outbox
 from ..operations import Operations
 from ..protocol import Engine
 from ..transport import Transfer
-from .factor_panels import OwnPanels
-from .reflector import Reflector
+from .factor_panels import OwnPanels, Reflector
 
 Array = Any
 

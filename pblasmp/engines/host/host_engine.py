@@ -38,8 +38,8 @@ from ..operations import Operations
 from ..protocol import Engine, Method, Traits
 from ..tensor import algorithms
 from ..transport import Transport
-from . import blas, blas_threads, spectral_libraries
-from .blas_threads import ThreadLimit
+from . import blas, spectral_libraries
+from .blas import ThreadLimit
 from .direct import FIRST_SLABS, HostDirect
 from .host_operations import HostOperations
 from .host_transport import Buffers, HostTransport
@@ -111,7 +111,7 @@ class HostEngine(Engine):
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
-        rounding = blas.described(self._library), self.threads, sorted(blas_threads.threads_set_by_user())
+        rounding = blas.described(self._library), self.threads, sorted(blas.threads_set_by_user())
         alike = len({*map(str, allgather_alike(comm, rounding))}) == 1
         direct = HostDirect(self._library, self._buffers, operations, transport, alike=alike)
         self.direct: Direct | None = direct
@@ -243,7 +243,7 @@ class HostEngine(Engine):
 
     def resume(self) -> None:
         """Limit BLAS's threads, unless the user has said how many there are. Local."""
-        if not blas_threads.threads_set_by_user():
+        if not blas.threads_set_by_user():
             self._limit.set()
 
     def limit_new_library(self) -> None:

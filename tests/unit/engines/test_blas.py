@@ -10,7 +10,7 @@ import pytest
 import scipy
 from numpy.lib.stride_tricks import as_strided
 
-from pblasmp.engines.host import blas, blas_threads
+from pblasmp.engines.host import blas
 from pblasmp.errors import ArgumentError, LibraryNotFoundError
 from tests.helpers.slow import in_turn
 
@@ -142,11 +142,11 @@ def test_mkl_with_integers_of_64_bits_is_refused(layer, monkeypatch):
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"])
 def test_threads_set_by_the_user(name, monkeypatch):
-    for other in blas_threads.THREAD_VARIABLES:
+    for other in blas.THREAD_VARIABLES:
         monkeypatch.delenv(other, raising=False)
-    assert not blas_threads.threads_set_by_user()
+    assert not blas.threads_set_by_user()
     monkeypatch.setenv(name, "3")
-    assert blas_threads.threads_set_by_user()
+    assert blas.threads_set_by_user()
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "complex64", "complex128"])
