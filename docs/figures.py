@@ -18,8 +18,7 @@ from benchmarks import results
 from benchmarks.charts import Bars, bar_chart
 from benchmarks.results import Run, middle
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.tensor.copy_methods import PRODUCTS
-from pblasmp.engines.gpu.tensor.copy_methods import MEASURED, cost_by_rule
+from pblasmp.engines.gpu.tensor.copy_methods import MEASURED, PRODUCTS, cost_by_rule
 from pblasmp.engines.gpu.tensor.one_kernel_products import HOPPER
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
