@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_ALL = slice(None)
+
+
 class KnownCall:
     """A direct call that was legal, so that it is again. It keeps no matrix. Making one is local.
 
@@ -196,7 +199,7 @@ class Handle:
         i, j, m, n, transposed = self._at
         height, width = (n, m) if transposed else (m, n)
         try:
-            rows, cols = index
+            rows, cols = (index, _ALL) if type(index) is slice else index
             i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop
             i0, i1 = 0 if i0 is None else i0, height if i1 is None else i1
             j0, j1 = 0 if j0 is None else j0, width if j1 is None else j1
