@@ -115,7 +115,7 @@ void copy_old(const call *c)
 
 int is_tiny(const call *c, int64_t m, int64_t n, int64_t k)
 {
-    return !is_single(c) && c->alike && m * n * k <= c->limits->tiny && m * n + n * k + m * k <= c->limits->tiny_elements;
+    return !is_single(c) && c->alike && m * n + n * k + m * k <= c->limits->tiny;
 }
 
 /* -- slabs */
@@ -146,6 +146,17 @@ slabs *stage_all(call *c, const view *x, int by_columns, const view *readers)
 void give_home(slabs *s, whose writers, const view *home, span across)
 {
     s->writers = writers, s->home = home, s->across = across;
+}
+
+slabs *stage_shares(call *c, const view *x, int of_rows, int by_columns)
+{
+    int64_t count = (of_rows ? &x->rows : &x->cols)->extent;
+    span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
+    whose ranks = {NULL, NUMBER, NUMBER, 0};
+    slabs *s = stage(c, x, of_rows ? shares : span_all(x->rows.extent), of_rows ? span_all(x->cols.extent) : shares,
+                     by_columns, ranks);
+    give_home(s, ranks, &c->to, s->cols);
+    return s;
 }
 
 slabs *stage_half(call *c, const view *x, int by_columns, const view *readers)

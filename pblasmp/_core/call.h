@@ -120,7 +120,7 @@ enum {
 
 /* When which way is faster: see engines/host/direct/limits.py. */
 typedef struct {
-    int64_t tiny, tiny_elements, stay, portion, handoff, lapack, cholesky, width, part, rows, meeting, factoring;
+    int64_t tiny, stay, portion, handoff, lapack, cholesky, width, part, rows, meeting, factoring;
 } limits;
 
 /* Rows i to i1 and columns j to j1 of this rank's part of a triangle: a triangle of them, or all. */
@@ -286,7 +286,9 @@ void copy_old(const call *c);
 slabs *room_for(call *c, span rows, span cols, int by_columns);
 slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose readers);
 slabs *stage_all(call *c, const view *x, int by_columns, const view *readers); /* NULL: every rank */
-/* The same of the triangle that ``uplo`` names: most of what is beyond it is left out. */
+/* Equal parts of its columns, or rows, for each rank, which writes D there. */
+slabs *stage_shares(call *c, const view *x, int of_rows, int by_columns);
+/* As stage_all, of the triangle that ``uplo`` names: most of what is beyond it is left out. */
 slabs *stage_half(call *c, const view *x, int by_columns, const view *readers);
 /* What is computed in slabs is read where ``home`` is. */
 void give_home(slabs *s, whose writers, const view *home, span across);
@@ -314,7 +316,7 @@ void take_triangle(const call *c, tile whole, const view *to, int is_lower); /* 
 void fill_triangle(const call *c, tile t, int64_t n, int is_lower, double value);
 int is_nan(const call *c, tile t, int64_t i, int64_t j);
 
-/* Whether several ranks multiply m x k by k x n elements, so few that each may do all of it. */
+/* Whether several ranks multiply m x k by k x n elements, so few that each may have all of them. */
 int is_tiny(const call *c, int64_t m, int64_t n, int64_t k);
 
 /* d = alpha x y^T + beta d; x is m x k, y is n x k */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cholesky factorizations: in place on one rank, else on a copy of the matrix that the ranks share.
  *
- * Systems of equations are solved with such a copy, for a part of the right-hand sides on each rank.
+ * Systems of equations are solved with such a copy, for a part of the right-hand sides on each rank of all nodes.
  *
  * Blocks of the diagonal are narrow: the solves beside them, in which a BLAS is slowest, are then a small part of the
  * work. If the matrix is large enough for several ranks, each solves for its part of the rows below a block of the
@@ -373,22 +373,14 @@ int prepare_factored(call *c)
 
 /* -- posv on copies: D becomes the solution X of A X = B */
 
-/* Solve for this rank's columns of right-hand sides, unless there is a fault. */
-static int solve_columns(call *c, operand x)
+/* Solve for columns of right-hand sides, unless there is a fault. */
+static int solve_columns(call *c, operand x, int64_t count)
 {
-    int64_t width = c->to.cols.extent, first = equal_part(c->limits, width, c->workers_here, c->here);
-    int64_t stop = equal_part(c->limits, width, c->workers_here, c->here + 1);
-    if (!is_single(c) && c->here == 0)
-        tell(c, last_event(c));
-    else if (!is_single(c) && await_flag(c, (int)(last_event(c) * c->workers_here)) != OK)
-        return BROKEN;
-    if (c->here >= c->workers_here || first == stop || *fault_of(c) > 0)
-        return OK;
     const char *ops[2] = {c->is_lower ? "N" : adjoint_of(c), c->is_lower ? adjoint_of(c) : "N"};
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2 && count && *fault_of(c) <= 0; k++)
         BLAS(c, 11, TRSM)
-        ("L", uplo_of(c), ops[k], "N", INT(c->order), INT(stop - first), &c->one, c->array.at, INT(c->array.ld),
-         x.at + first * x.ld * c->item, INT(x.ld));
+        ("L", uplo_of(c), ops[k], "N", INT(c->order), INT(count), &c->one, c->array.at, INT(c->array.ld), x.at,
+         INT(x.ld));
     return OK;
 }
 
@@ -399,14 +391,20 @@ static int solve_alone(call *c)
     copy_old(c);
     factor_blocks(c);
     note_fault(c);
-    return solve_columns(c, c->to.here);
+    return solve_columns(c, c->to.here, c->to.n);
 }
 
 static int solve_together(call *c)
 {
     c->array = slab(c, c->left, 0, 0);
     int found = factor_blocks(c);
-    return found == OK ? solve_columns(c, slab(c, c->right, 0, 0)) : found;
+    if (found != OK)
+        return found;
+    if (c->here == 0)
+        tell(c, last_event(c));
+    else if (await_flag(c, (int)(last_event(c) * c->workers_here)) != OK)
+        return BROKEN;
+    return solve_columns(c, slab(c, c->right, 0, c->rank), span_count(&c->right->cols, c->rank));
 }
 
 static int take_solution(call *c)
@@ -430,7 +428,7 @@ int prepare_solved(call *c)
         c->compute = solve_alone;
     } else {
         c->left = stage_triangle(c, 1);
-        c->right = stage_all(c, &c->y, 1, NULL);
+        c->right = stage_shares(c, &c->y, 0, 1);
         c->compute = solve_together, c->finish = take_solution, c->takes = 1;
     }
     prepare_blocks(c, n, c->uplo == 'L');

@@ -72,15 +72,11 @@ static int take_shares(call *c)
 static int prepare_shares(call *c)
 {
     int by_columns = c->to.here.by_columns;
-    span whole = span_all(c->x.rows.extent);
-    int64_t count = (c->side == 'L' ? &c->to.cols : &c->to.rows)->extent;
-    span shares = {count, (count + c->ranks - 1) / c->ranks, 0, c->ranks, 0};
-    c->left = stage_half(c, &c->x, by_columns, NULL);
-    c->left->readers.below = (count + shares.block - 1) / shares.block;
     c->y = view_of(&c->b, 0, 0);
-    whose ranks = {NULL, NUMBER, NUMBER, 0};
-    c->start = stage(c, &c->y, c->side == 'L' ? whole : shares, c->side == 'L' ? shares : whole, by_columns, ranks);
-    give_home(c->start, ranks, &c->to, c->start->cols);
+    c->left = stage_half(c, &c->x, by_columns, NULL);
+    c->start = stage_shares(c, &c->y, c->side == 'R', by_columns);
+    const span *shares = c->side == 'L' ? &c->start->cols : &c->start->rows;
+    c->left->readers.below = (shares->extent + shares->block - 1) / shares->block;
     c->compute = compute_shares, c->finish = take_shares, c->takes = c->to.active;
     return find_words(c, by_columns, by_columns);
 }

@@ -14,8 +14,8 @@ class Limits(ctypes.Structure):
     """``limits`` of call.h.
 
     Attributes:
-        tiny, tiny_elements: multiplications, and elements of all matrices, of a call that each rank computes all of: to
-            divide the work takes a second meeting, or hands results from rank to rank, which takes longer.
+        tiny: elements of all matrices of a call that each rank computes all of: to divide the work takes a second meeting,
+            or hands results from rank to rank. To copy more elements takes longer than that.
         stay: elements that move in a product before it is worth looking whether fewer do if results move instead. All
             ranks that have a part of what stays then share the work.
         portion: elements of a symmetric matrix that a cache keeps between the product with them and the one with their
@@ -35,14 +35,14 @@ class Limits(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in (
-            *("tiny", "tiny_elements", "stay", "portion", "handoff", "lapack"),
+            *("tiny", "stay", "portion", "handoff", "lapack"),
             *("cholesky", "width", "part", "rows", "meeting", "factoring"),
         )
     )
 
 
 LIMITS = Limits(
-    tiny=1 << 15, tiny_elements=1 << 13, stay=1 << 13, portion=1 << 16, handoff=1 << 14, lapack=9_000_000,
+    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 14, lapack=9_000_000,
     cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
