@@ -172,12 +172,13 @@ class CoreRanks:
             thread.join()
         return ended
 
-    def products(self, rank):
-        """A list to which a rank's products in float64 are added from now on, each as its rows and columns."""
-        seen, kind = [], ctypes.CFUNCTYPE(None, *[ctypes.POINTER(_INT)] * 13)
-        functions, at = self._ranks[rank][0].functions[1], _core.BLAS.index("gemm")
-        gemm = kind(functions[at])
-        self._counter = kind(lambda *given: seen.append((given[2][0], given[3][0])) or gemm(*given))
+    def products(self, rank, name="gemm"):
+        """A list to which a rank's products in float64, or solves, are added from now on, as rows and columns."""
+        count, m = {"gemm": (13, 2), "trsm": (11, 4)}[name]
+        seen, kind = [], ctypes.CFUNCTYPE(None, *[ctypes.POINTER(_INT)] * count)
+        functions, at = self._ranks[rank][0].functions[1], _core.BLAS.index(name)
+        do = kind(functions[at])
+        self._counter = kind(lambda *given: seen.append((given[m][0], given[m + 1][0])) or do(*given))
         functions[at] = ctypes.cast(self._counter, _ADDRESS).value
         return seen
 

@@ -218,6 +218,11 @@ def volumes(comm, nodes):
             for way, found in ways.items():
                 fault = None if found == least else f"{found} bytes, expected {least}"
                 yield f"{way} on {a_grid}, {b_grid}", fault
+            x = ctx.scatter(whole[:, :1], pb.MatrixDescriptor((n, 1), (4, 4), b_grid))
+            for name in ("trmv", "symv"):  # x, and sums of the ranks of a process row or two
+                found = sent(getattr(pb.blas, name), a, x, out=x if name == "trmv" else None)
+                most = 8 * n * comm.size * (len(nodes) - 1)
+                yield f"{name} on {a_grid}, {b_grid}", None if found <= most else f"{found} bytes"
             if a_grid == b_grid and a_grid.size > 1:  # one rank sends its part whole
                 most = 8 * sum(needed(a, ranks, lambda _: (every, every)) for ranks in nodes)
                 found = sent(pb.linalg.cholesky, a, out=out)

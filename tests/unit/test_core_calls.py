@@ -517,7 +517,12 @@ def test_nodes_share_the_work_of_a_factorization(nodes):
                 )
             expected = given[uplo] if routine == "potrf" else y
             assert np.allclose(found, expected, rtol=1e-4 if cases.char in "fF" else 1e-11)
-            assert cases.ranks.exchanges() - before == -(-n // 3) + 1  # the last one brings nothing
+            assert cases.ranks.exchanges() - before == -(-n // 3) + 1  # the last one brings nothing, or solutions
+    cases.char, width = "d", 8  # each rank solves for columns of its own
+    seen, d = cases.ranks.products(0, "trsm"), cases.spread(whole.real @ np.ones((n, width)))
+    with changed_limits(**limits):
+        assert np.allclose(cases.compute("posv", [cases.spread(whole.real), d, None], d), 1)
+    assert [cols for rows, cols in seen if rows == n] == [-(-width // len(nodes))] * 2
 
 
 class Interrupted(CoreRanks):
@@ -721,7 +726,7 @@ def test_more_arrays_than_the_core_knows(grid, monkeypatch):
 def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(grid):
     ctx, ictxt = grid
     a, desc = np.eye(40, order="F"), pblas.descinit(40, 40, 4, 4, 0, 0, ictxt, 40)
-    x, steps = ctx.scatter(a), []
+    x, v, steps = ctx.scatter(a), ctx.scatter(a[:, :1]), []
 
     def count(_frame, event, _given):
         steps[-1] += event == "call"
@@ -730,12 +735,16 @@ def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(gri
         view = x[i : i + 4, 20:24]
         pb.matmul(x[i : i + 4, :4], x[:4, 9:13], view, beta=1, out=view)
 
+    def by_slices(i):
+        pb.blas.dot(v[i : i + 4], v[20:24])
+
     for call, most in (
         (
             lambda i: pblas.pdgemm("N", "N", i, 4, 4, 1.0, a, i, 1, desc, a, 1, 9, desc, 0.0, a, i, 20, desc),
             16,
         ),
         (by_views, 44),
+        (by_slices, 37),
     ):
         steps.clear()
         for i in (1, 1, 1, 3, 7):
