@@ -517,7 +517,9 @@ def test_nodes_share_the_work_of_a_factorization(nodes):
                 )
             expected = given[uplo] if routine == "potrf" else y
             assert np.allclose(found, expected, rtol=1e-4 if cases.char in "fF" else 1e-11)
-            assert cases.ranks.exchanges() - before == -(-n // 3) + 1  # the last one brings nothing, or solutions
+            assert (
+                cases.ranks.exchanges() - before == -(-n // 3) + 1
+            )  # the last one brings nothing, or solutions
     cases.char, width = "d", 8  # each rank solves for columns of its own
     seen, d = cases.ranks.products(0, "trsm"), cases.spread(whole.real @ np.ones((n, width)))
     with changed_limits(**limits):

@@ -14,8 +14,8 @@ class Limits(ctypes.Structure):
     """``limits`` of call.h.
 
     Attributes:
-        tiny: elements of all matrices of a call that each rank computes all of: to divide the work takes a second meeting,
-            or hands results from rank to rank. To copy more elements takes longer than that.
+        tiny: elements of all matrices of a call that each rank computes all of: to divide the work takes a second
+            meeting, or hands results from rank to rank. To copy more elements takes longer than that.
         stay: elements that move in a product before it is worth looking whether fewer do if results move instead. All
             ranks that have a part of what stays then share the work.
         portion: elements of a symmetric matrix that a cache keeps between the product with them and the one with their
