@@ -249,6 +249,15 @@ class MatrixCall(UserCall[Any]):
         self._task, self._layout = remembered
         self._lay_out()
 
+    def place(self, remembered: tuple[Task, MatrixDescriptor]) -> tuple[int, ...] | None:
+        """Do what ``again`` does: the plan is not bound to matrices, which would then be kept. Local."""
+        self.again(remembered)
+        return None if self.starts else ()
+
+    def placed(self, product: Product) -> Operands:  # noqa: ARG002
+        """Return the local arrays. Local."""
+        return self.operands()
+
     def key(self, number: int) -> Hashable:
         """Return the number of the call. Local."""
         return number or None

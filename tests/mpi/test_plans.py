@@ -3,11 +3,13 @@
 
 import re
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import Agreement
 from pblasmp.engines.host import host_transport
 from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers import inside
@@ -79,6 +81,38 @@ def test_plans_refuse_what_does_not_lie_as_planned(comm):
             plan()
             assert local.any(), name
             plan.close()
+
+
+@on_ranks(2)
+def test_a_repeated_call_by_a_kept_plan_takes_one_vote(comm):
+    """Its arguments are not agreed on again, until one of the ranks gives others or finds a fault."""
+    rng = np.random.default_rng(43)
+    with pb.Context(comm, engine="host") as ctx:
+        d = _square(ctx, 12, 3)
+        x, y = (numbers(rng, d.shape, "float64") for _ in range(2))
+        a, b, c = (scattered(ctx, d, each) for each in (x, y, np.triu(x)))
+        spread = {"algo": "gathered"}
+        with_c = {"uplo": "U", "beta": 1, **spread}
+        for name, expected, call in (
+            ("matmul", x @ y, lambda: pb.matmul(a, b, **spread)),
+            ("into", x @ y, lambda: pb.matmul(a, b, out=c, **spread)),
+            ("other matrices", y @ x, lambda: pb.matmul(b, a, **spread)),
+            ("a part of a copy", x @ x.T + x, lambda: pb.blas.syrk(a, scattered(ctx, d, x), **with_c)),
+        ):  # fmt: skip
+            for turn in range(4):
+                with mock.patch.object(
+                    Agreement, "__enter__", autospec=True, side_effect=Agreement.__enter__
+                ) as agreed:
+                    found = call()
+                found = found.allgather()
+                yield f"{name}, {turn}", None if np.allclose(np.triu(found), np.triu(expected)) else "wrong"
+                once = turn < 2 or name == "a part of a copy" or not agreed.mock_calls
+                yield f"{name}, {turn}: agreements", None if once else f"{agreed.mock_calls}"
+        words = ["out: shares memory with a"]
+        refuses(ctx, pb.ArgumentError, words, lambda: pb.matmul(a, b, out=a if ctx.rank else c, **spread))
+        words = ["matmul: the ranks gave different arguments", "op_b"]
+        refuses(ctx, pb.RankMismatchError, words, lambda: pb.matmul(a, b, op_b="NT"[ctx.rank], **spread))
+        yield "and on", misplaced(pb.matmul(a, b, **spread), x @ y)
 
 
 @on_ranks(1, 3)
