@@ -206,6 +206,27 @@ def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:
         sys.setprofile(None)
 
 
+@on_ranks(2)
+def test_new_sub_matrices(comm: Any, path: str) -> Any:
+    """A direct call on a new sub-matrix, dealt out as others were, takes few calls of Python."""
+    with context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, _):
+        a, b, c = (ctx.zeros((96, 96), block=4, grid=(1, 2), order="F") for _ in range(3))
+
+        def product(i: int, j: int, k: int) -> None:
+            to = c[i : i + 16, j : j + 16]
+            pb.matmul(a[i : i + 16, k : k + 4], b[k : k + 4, j : j + 16], to, alpha=-1, beta=1, out=to)
+
+        def update(i: int, _: int, k: int) -> None:
+            to = c[i : i + 16, i : i + 16]
+            pb.blas.syrk(a[i : i + 16, k : k + 4], to, uplo="L", alpha=-1, beta=1, out=to)
+
+        for call, most in ((product, 90), (update, 76)):
+            for at in (0, 8):  # a template, then calls of its pattern
+                call(at, at, at + 8)
+            _, calls, _ = python_calls(partial(call, 16, 24, 32))
+            yield call.__name__, f"{calls} calls" if calls > most else None
+
+
 _MOST_CALLS, _MOST_OF_QUEUES = 130, 115
 
 
