@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dtypes import accumulation_dtype, as_dtype
 from ..engines.request import AnyProblem
@@ -17,7 +17,7 @@ from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..layout.value import Kernel, Shapes, Traffic, bytes_text
+from ..layout.value import Kernel, Traffic, bytes_text
 from .counts import Counts
 from .dry_engine import FLOPS, MOST_BYTES, Ranks
 from .machines import Machine, NodeOf, load_machine
@@ -29,7 +29,6 @@ FACTORED = ("cholesky", "lu", "qr", "lstsq", "triangular")
 PANELS = ("potrf", "getrf", "geqrt")
 COLUMNS = ("trsm", *PANELS)
 """Kernels that take one column, or one equation, after the other."""
-_ALL = (*FLOPS, "swap")
 _BESIDE = 1.6  # times as long a panel takes a GPU beside products, which leave it few multiprocessors
 _TRIANGLES = (
     1.6  # times as long as products solves and panels take for their operations, besides their columns
@@ -234,22 +233,20 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     if several and machine.measured:
         remarks.append("the network was not measured")
     gpus, factors = machine.engine == "gpu", kind in FACTORED
-    working = here
-    if factors and 0 < machine.cores < counts.ranks_per_node:  # the others leave the cores to them
-        working, remark = machine.node_of(machine.cores)
-        remarks += [remark] if remark else []
-    # On CPU ranks each kernel's time has that to start it; a GPU's host starts them while it computes.
-    least = 0.0 if gpus else working.launch_seconds
 
-    def seconds_of(shapes: Shapes, kernels: Collection[str] = FLOPS) -> float:
-        """Return how long the kernels of some names take."""
-        return sum(
-            count * max(least, kernel_seconds(working, kernel, remarks))
-            for kernel, count in shapes.items()
-            if kernel[0] in kernels
-        )
+    def seconds_of(*kernels: str) -> NDArray[np.float64]:
+        """Return how long each rank's kernels of these names take; without names all."""
+        sums = [
+            sum(
+                count * kernel_seconds(here, kernel, remarks)
+                for kernel, count in shapes.items()
+                if not kernels or kernel[0] in kernels
+            )
+            for shapes in counts.shapes
+        ]
+        return np.array(sums, np.float64)[counts.like]
 
-    compute = np.array([seconds_of(shapes, _ALL) for shapes in counts.shapes])[counts.like]
+    compute = seconds_of()
     link, network = here.link or here.copy, machine.network
     moved = np.maximum(counts.node_bytes, counts.node_received) / link.bytes_per_second
     latency = link.seconds
@@ -264,12 +261,10 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     copies = written / here.copy.bytes_per_second
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
     if factors:  # panels are finished one after the other, while the ranks update with those before
-        panels, solves = (
-            np.array([seconds_of(shapes, names) for shapes in counts.shapes])[counts.like]
-            for names in (PANELS, ("trsm",) if kind == "cholesky" else ())
-        )
-        chain = panels.sum() * (_BESIDE if gpus else 1) + solves.sum()
-        exposed = np.maximum(chain - compute, -panels if gpus else 0) + moved + copies + waits
+        chain = seconds_of(*PANELS).sum() * (_BESIDE if gpus else 1)
+        if kind == "cholesky":
+            chain += seconds_of("trsm").sum()
+        exposed = np.maximum(chain - compute, 0) + moved + copies + waits
     elif machine.overlaps:  # pieces arrive while those before are multiplied; the first is waited for
         pieces = max(counts.pieces, _PARTS if gpus and not several else 1)
         first = moved / pieces
@@ -286,11 +281,10 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     products = all(kernel[0] == "gemm" for shapes in counts.shapes for kernel in shapes)
     band = _PRODUCT_BAND if products and not remarks else _WIDE
     memory = int(counts.memory_bytes.max())
-    computing = np.minimum(compute, total)  # kernels that run beside others count once
-    average = float(computing.mean())
+    average = float(compute.mean())
     left = max(0.0, seconds - average)
     calling = min(float(call[slowest]), left)
-    imbalance = min(max(0.0, float(computing[slowest]) - average), left - calling)
+    imbalance = min(max(0.0, float(compute[slowest]) - average), left - calling)
     return Prediction(
         machine, counts, seconds, seconds * band[0], seconds * band[1], average, left - calling - imbalance,
         imbalance, calling, memory, tuple(dict.fromkeys(remarks)), memory <= machine.memory_bytes,

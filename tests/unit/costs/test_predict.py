@@ -90,11 +90,9 @@ def test_kernels_calls_and_hosts():
         "launch_seconds": 0.125,
     }
     found = pb.predict(solve, machine(ranks=[node]))
-    assert found.compute_seconds == 0.125  # no kernel takes less than it takes to start one
     assert found.call_seconds == 0.25
     assert found.extrapolated == ()
     assert pb.predict(product, machine(ranks=[node])).call_seconds == 0.5
-    found = pb.predict(solve, machine(ranks=[{**node, "launch_seconds": 1e-6}]))
     assert found.compute_seconds == pytest.approx(1.6 * n**3 / 1e9 + n * 1e-4)
     assert (found.low, found.high) == (found.seconds * 0.5, found.seconds * 2)  # not only products
     unknown = pb.predict(solve, machine(ranks=[{**NODE, "ranks": 1}]))
@@ -130,15 +128,6 @@ def test_factorizations():
         assert not pb.predict(p, "2-h200").extrapolated  # GPUs apply reflectors by products
     cores = pb.predict(p, machine(ranks=[{**node, "ranks": 2}], ranks_per_node=2, cores=1))
     assert sorted(cores.traffic.flops > 0) == [False, True]
-    fast = {
-        **node,
-        "ranks": 1,
-        "gemm": {"float64": [[10, 1e10], [1000, 1e10]]},
-    }  # one rank alone has the core
-    alone = pb.predict(p, machine(ranks=[fast, {**node, "ranks": 2}], ranks_per_node=2, cores=1))
-    assert alone.compute_seconds == pytest.approx(cores.compute_seconds / 10)
-    assert not any("ranks on a node" in each for each in alone.extrapolated)
-    assert "1 rank on a node: measured with 2" in cores.extrapolated
     with pytest.raises(
         pb.UnsupportedError, match="condition: what it does depends on the values of the matrix"
     ):
