@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .docstrings import public_face
 from .epilogue import aux_layout
 from .errors import ArgumentError, short_repr
 from .layout import Grid, MatrixDescriptor
@@ -21,13 +20,17 @@ from .matrix.distributed import DistributedMatrix
 from .runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
     from numpy.typing import DTypeLike
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
+    from .comm import Communicator
+    from .engines.choose import EngineName
     from .matrix.io import Progress
 
 
-@public_face
 class Context(Runtime[DistributedMatrix]):
     """The ranks that compute together, and the engine they compute with. A context manager.
 
@@ -60,6 +63,15 @@ class Context(Runtime[DistributedMatrix]):
     """
 
     matrix_type = DistributedMatrix
+
+    def __init__(
+        self,
+        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
+        engine: EngineName = "auto",
+        *,
+        nccl: object = None,
+    ) -> None:
+        super().__init__(comm, engine, nccl)
 
     def __dir__(self) -> list[str]:
         """Return the names for users: not those that the modules of pblasmp have from ``Runtime``."""

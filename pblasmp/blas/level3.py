@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..docstrings import described
 from ..layout import Level3Problem, MatrixDescriptor
 from ..layout.grid import one_of
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.matrix_calls import MatrixCall
+from .docstrings import described
 
 if TYPE_CHECKING:
     from ..layout.level3_problem import Diag, Side, Uplo

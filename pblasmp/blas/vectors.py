@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..docstrings import described
 from ..matrix.distributed import DistributedMatrix
 from ..runtime.handle import Handle
+from .docstrings import described
 from .vector_calls import column, computed, same, written
 
 if TYPE_CHECKING:

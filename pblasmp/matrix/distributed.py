@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAli
 
 from numpy.typing import NDArray
 
-from ..docstrings import public_face
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
@@ -34,7 +33,6 @@ Index: TypeAlias = "_Along | tuple[_Along, ...]"
 Operand: TypeAlias = "DistributedMatrix | NDArray[Any] | complex"
 
 
-@public_face
 class DistributedMatrix(Handle):
     """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 

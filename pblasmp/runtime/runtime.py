@@ -47,9 +47,6 @@ from ..tuning.measurements import Measured, machine_of, read_file, tuning_file
 from .kept_plans import Closable, KeptPlans
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
 Matrix = TypeVar("Matrix")
@@ -83,15 +80,9 @@ class Runtime(Generic[Matrix]):
 
     matrix_type: Callable[[Any, MatrixDescriptor, LocalArray], Matrix]
 
-    def __init__(
-        self,
-        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
-        engine: EngineName = "auto",
-        *,
-        nccl: object = None,
-    ) -> None:
+    def __init__(self, comm: Any, engine: EngineName, nccl: object) -> None:
         self._open = self._idles = False
-        caller = sys._getframe(1)
+        caller = sys._getframe(2)  # of the subclass that is public
         self.made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         self.made_of = comm
         self.control = wrap(comm)

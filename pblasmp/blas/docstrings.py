@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings of functions that are made from the tables of routines, and what public classes call themselves."""
+"""Docstrings of functions that are made from the tables of routines."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
 from typing import Any, TypeVar
 
-from .layout.routines import ROUTINES, VECTOR_ROUTINES, Routine, VectorRoutine
+from ..layout.routines import ROUTINES, VECTOR_ROUTINES, Routine, VectorRoutine
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-Class = TypeVar("Class", bound=type)
-
-
-def public_face(cls: Class) -> Class:
-    """Give a class its own copy of the constructor that it inherits: Python's errors then name the class. Local."""
-    base: FunctionType = cls.__init__  # type: ignore[misc]
-    own = FunctionType(base.__code__, base.__globals__, base.__name__, base.__defaults__, base.__closure__)
-    own.__dict__.update(base.__dict__)
-    own.__kwdefaults__, own.__annotations__ = base.__kwdefaults__, base.__annotations__
-    own.__qualname__, own.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-    cls.__init__ = own  # type: ignore[misc]
-    return cls
 
 
 def described(function: F) -> F:
