@@ -25,6 +25,7 @@ import pblasmp.torch as pt
 from tests.helpers import inside
 from tests.helpers import torch_ranks as ranks
 from tests.helpers.gpu.products import everywhere
+from tests.helpers.slow import fewer
 from tests.mpi.torch import test_float8 as scaled
 from tests.mpi.torch import test_layers as cases
 from tests.mpi.torch import test_models as models
@@ -77,7 +78,7 @@ def test_attention(ctx, dtype, sequence_parallel):
     check(ctx, cases.trained(ctx, cases.Attention, (64, 128, 256), sequence_parallel, dtype))
 
 
-@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *ranks.UNEVEN], ids=str)
+@pytest.mark.parametrize("sizes", fewer([(8, 12, 16), (256, 128, 512), *ranks.UNEVEN], 2), ids=str)
 def test_scaled_products(ctx, sizes):
     check(ctx, scaled.products(ctx, (sizes,)))
 

@@ -59,9 +59,9 @@ def in_turn(*factors: Collection[Any], keep: int, first: int = 0) -> Iterator[tu
 
     The values of a factor with ``keep`` values take turns: every combination of the other factors comes with one of
     them. Two values of any factors come together if another factor has ``keep`` values or more. The ``keep`` possible
-    ``first`` have no combination in common and, together, all.
+    ``first`` have no combination in common and, together, all. Where cases are few, one in twice ``keep``.
     """
-    everything = is_long()
+    everything, keep = is_long(), 2 * keep if is_few() else keep
     numbered = itertools.product(*(list(enumerate(factor)) for factor in factors))
     return (
         tuple(value for _, value in combination)

@@ -59,6 +59,7 @@ def test_few_cases(monkeypatch):
     assert [thinned(count) for count in (20, 8, 1)] == [3, 1, 1]
     assert draws(17, long=90) == 3
     assert [*fewer("abc", 4)] == ["b"]
+    assert len([*in_turn("abcdef", "gh", keep=2)]) == 3
     choose_form(slow=True)
     assert thinned(20) == 20
     assert draws(17, long=90) == 90
