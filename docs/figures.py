@@ -544,7 +544,9 @@ def between_hosts() -> str:
             ])  # fmt: skip
     head = ["product", "T, N, K", "hosts × GPUs", "algorithm", "ms", f"{SEPARATE}'s time ÷ pblasmp's"]
     sources = "; ".join(dict.fromkeys(map(source, runs)))
-    return f"{table(head, rows, 4)}\n{sources}\n"
+    as_called = by_groups("hosts-layers", _layer_times)
+    told = f"\nThe same products as users call them, in µs, as [within a host](#layers-and-plain-calls):\n\n{as_called}"
+    return f"{table(head, rows, 4)}\n{sources}\n{told if as_called else ''}"
 
 
 def eigenvalues() -> str:
