@@ -122,7 +122,8 @@ def _directly(called: tuple[Any, ...], columns: list[Any], alpha: complex) -> An
     """Return what a direct call returns, None or False if it takes the ordinary way. Collective over the context."""
     (routine, given, *_), x, extents = called, columns[0], list[int]()
     ctx = x.context if isinstance(x, Handle) else None
-    if ctx is None or ctx.direct is None or ctx.engine.traits.on_gpus or ctx.is_closed or ctx.control.gone():
+    direct = None if ctx is None or ctx.is_closed else ctx.direct_on_host
+    if ctx is None or direct is None:
         return None
     ctx.check_open()
     parts = sub_matrices(ctx, columns, extents)
@@ -134,13 +135,13 @@ def _directly(called: tuple[Any, ...], columns: list[Any], alpha: complex) -> An
     if routine not in _WRITING:
         asked = Asked(routine, routine, of_x, of_y if len(parts) > 1 else None, None, of_x, False)
         given.know(called, asked)
-        return ctx.direct.reduce(ctx.control, asked)
+        return direct.reduce(ctx.control, asked)
     factor = number(alpha, of_x[0].pattern.letter, real=False)
     if not factor or not all(each.writeable for each in columns):
         return None
     asked = Asked(routine, routine, of_x, None, None, of_y, False, alpha=factor)
     given.know(called, asked)
-    return ctx.direct.run(ctx.control, asked)
+    return direct.run(ctx.control, asked)
 
 
 def _agree(routine: str, columns: Given, options: Mapping[str, Any], *, voted: bool) -> None:

@@ -104,7 +104,8 @@ def _at_a_glance(
 ) -> Matrix | None:
     """Return what the whole matrix goes to; None if a glance does not show that the call is legal. Local."""
     try:
-        if uplo is not None or not one_of(diag, "N") or not _copies_at_once(matrix):
+        direct = matrix.context.direct_on_host is not None and matrix.direct_part() is not None
+        if uplo is not None or not one_of(diag, "N") or not direct:
             return None
         layout = _changed(matrix, descriptor, out, changes)
         if out is not None:
@@ -208,13 +209,6 @@ def _copy_matrix(part: Handle, value: Handle) -> None:
                 whole.move_to(part)
 
 
-def _copies_at_once(value: Handle) -> bool:
-    """Return whether a matrix may be what ``copied_at_once`` copies. Local."""
-    ctx = value.context
-    direct = ctx.direct is not None and not ctx.engine.traits.on_gpus and not ctx.control.gone()
-    return direct and value.direct_part() is not None
-
-
 def copied_at_once(call: str, value: Handle, out: Handle) -> bool | None:
     """Copy a matrix into another one of any layout without an agreement in words. Collective over the context.
 
@@ -222,14 +216,15 @@ def copied_at_once(call: str, value: Handle, out: Handle) -> bool | None:
         True: it is done. None: nothing has happened. False: the ranks have voted, and not all of them agreed.
     """
     ctx, extents = value.context, list[int]()
-    parts = sub_matrices(ctx, (value, out), extents) if _copies_at_once(value) else None
+    direct = ctx.direct_on_host
+    parts = None if direct is None else sub_matrices(ctx, (value, out), extents)
     if parts is None or 0 in extents or extents[:2] != extents[2:] or not out.writeable:
         return None
     a, d = parts
     assert a is not None
     assert d is not None
-    assert ctx.direct is not None
-    return ctx.direct.run(ctx.control, Asked(call, "geadd", a, None, d, d, False))
+    assert direct is not None
+    return direct.run(ctx.control, Asked(call, "geadd", a, None, d, d, False))
 
 
 def _fill(part: Handle, value: Any) -> None:

@@ -156,8 +156,8 @@ def _summed(
 def _told(full: str, routine: str, grid: ProcessGrid, part: Part, uplo: str = "L", diag: str = "N") -> Any:
     """Return a number that the ranks make of a sub-matrix; None or False as ``DirectForm.run``. Collective."""
     ctx = grid.context
-    direct = ctx.direct
-    if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
+    direct = ctx.direct_on_host
+    if direct is None:
         return None
     ctx.check_open()
     asked = Asked(full, routine, part, None, None, part, False, uplo=uplo, diag=diag)

@@ -183,9 +183,9 @@ class DirectForm:
         if grid is None:
             return None
         ctx = grid.context
-        direct: Any = ctx.direct
-        if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
-            return None  # on GPUs local arrays may have to be copied there first
+        direct: Any = ctx.direct_on_host
+        if direct is None:  # on GPUs local arrays may have to be copied there first
+            return None
         for i in self._numbers:
             if not takes_number(args[i]):
                 return None

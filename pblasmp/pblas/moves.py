@@ -56,8 +56,8 @@ def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | N
     if not (one_of(uplo, "UuLl") and one_of(diag, "NnUu")):
         return None
     ctx = everybody.context
-    direct = ctx.direct
-    if direct is None or ctx.engine.traits.on_gpus or ctx.control.gone():
+    direct = ctx.direct_on_host
+    if direct is None:
         return None
     found = [_described(given, x, (m, n), dtype) for x in "ab"]
     if found[0] is None or found[1] is None:

@@ -214,6 +214,11 @@ class Runtime(Generic[Matrix]):
         """
         return self.engine.direct
 
+    @property
+    def direct_on_host(self) -> Direct | None:
+        """The same for calls that only CPU ranks compute without a plan; None on GPUs, and if a rank is gone."""
+        return None if self.engine.traits.on_gpus or self.control.gone() else self.engine.direct
+
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
         return f"{type(self).__name__}(rank {self.rank} of {self.size}, engine {self.engine.name}{state})"
