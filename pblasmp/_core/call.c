@@ -188,6 +188,11 @@ operand slab(const call *c, const slabs *s, int64_t row, int64_t col)
                    span_count(&s->cols, col));
 }
 
+static tile place_of(const slabs *s, operand there, int64_t i, int64_t j)
+{
+    return tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), i, j);
+}
+
 /* -- several nodes: who reads and writes slabs */
 
 typedef struct {
@@ -292,7 +297,7 @@ static void spread(const call *c, const slabs *s, const view *x, int back, proce
                 if (!has(some.rows, row.process) || !has(some.cols, these.process) || !cut(s, &row, &these))
                     continue;
                 operand there = slab_of(c, s, row.before, row.held, these.before, these.held);
-                tile in = tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), row.to, these.to);
+                tile in = place_of(s, there, row.to, these.to);
                 tile of = tile_from(local, row.from, these.from);
                 if (back)
                     tile_copy(of, in, row.count, these.count, s->item);
@@ -356,7 +361,7 @@ void collect(const call *c, const view *d, const slabs *sums, const span *parts,
                 if (!span_count(parts, q))
                     continue;
                 operand there = slab(c, sums, row.process, parts->nprocs > 1 ? q : 0);
-                tile of = tile_from(tile_at(there.at, there.ld, there.by_columns, c->item), row.to, col.to);
+                tile of = place_of(sums, there, row.to, col.to);
                 tile_sum(to, one, of, factor, to, row.count, col.count, c->letter, 0);
                 factor = one;
             }
@@ -419,7 +424,7 @@ typedef struct {
 } content;
 
 /* Pack, or unpack, a piece that is at ``there`` in slabs; it is read at ``here``. */
-static void carry(const call *c, content *p, const slabs *s, tile here, tile there, int64_t m, int64_t n, int conjugated)
+static void carry_piece(const call *c, content *p, const slabs *s, tile here, tile there, int64_t m, int64_t n, int conjugated)
 {
     int64_t nbytes = m * n * s->item;
     if (p->at != NULL) {
@@ -433,11 +438,6 @@ static void carry(const call *c, content *p, const slabs *s, tile here, tile the
         p->at += nbytes;
     }
     p->nbytes += nbytes;
-}
-
-static tile place_of(const slabs *s, operand there, int64_t i, int64_t j)
-{
-    return tile_from(tile_at(there.at, there.ld, there.by_columns, s->item), i, j);
 }
 
 static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank, int64_t node)
@@ -456,7 +456,7 @@ static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank
             if (!has(readers.cols, col.process) || !cut(s, &these, &col))
                 continue;
             tile there = place_of(s, slab_of(c, s, row.before, row.held, col.before, col.held), these.to, col.to);
-            carry(c, p, s, tile_from(tile_of(x), these.from, col.from), there, these.count, col.count, x->here.conjugated);
+            carry_piece(c, p, s, tile_from(tile_of(x), these.from, col.from), there, these.count, col.count, x->here.conjugated);
         }
     }
 }
@@ -490,13 +490,14 @@ static void carry_home(const call *c, content *p, const slabs *s, int64_t rank, 
         while (has(readers.rows, row.process) && runs_next(&right, &col))
             if (has(readers.cols, col.process)) {
                 tile at = place_of(s, whole, row.from, col.from);
-                carry(c, p, s, at, at, row.count, col.count, 0);
+                carry_piece(c, p, s, at, at, row.count, col.count, 0);
             }
     }
 }
 
-static int64_t carry_all(const call *c, content p, int64_t rank, int64_t node)
+static int64_t carry_all(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
 {
+    content p = {message, unpacks, 0};
     for (const slabs *s = c->room; s < c->room + c->rooms; s++)
         if (c->state == VOTING && s->staged != NULL)
             carry_staged(c, &p, s, rank, node);
@@ -505,22 +506,37 @@ static int64_t carry_all(const call *c, content p, int64_t rank, int64_t node)
     return p.nbytes;
 }
 
-/* What this rank sends to a node, and what a rank has sent to this node, which goes into slabs: see parcel. */
+/* See parcel. */
 static int64_t pack(const void *of, int64_t node, char *to)
 {
     const call *c = of;
-    return carry_all(c, (content){to, 0, 0}, c->rank, node);
+    return c->carry(c, c->rank, node, to, 0);
 }
 
 static int64_t unpack(void *of, int64_t rank, char *from)
 {
     const call *c = of;
-    return carry_all(c, (content){from, 1, 0}, rank, c->node);
+    return c->carry(c, rank, c->node, from, 1);
 }
 
-static void goes_along(call *c)
+static void goes_along(call *c, carry *with)
 {
+    c->carry = with;
     c->votes->post->parcel = (parcel){c, pack, unpack};
+}
+
+int exchange_step(call *c, carry *with)
+{
+    goes_along(c, with);
+    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
+}
+
+int64_t place_on_node(const call *c, int64_t rank)
+{
+    int64_t place = is_on_one_node(c) ? rank : 0;
+    for (int64_t other = 0; other < rank && !is_on_one_node(c); other++)
+        place += c->node_of[other] == c->node_of[rank];
+    return place;
 }
 
 /* -- the number that ranks vote on */
@@ -603,7 +619,7 @@ static int compute(call *c)
         return found == OK ? end(c) : found;
     if (!is_on_one_node(c)) {
         c->state = SENDING;
-        goes_along(c);
+        goes_along(c, carry_all);
         return board_exchange(c->votes, (int)c->yields) ? meet(c) : AWAIT_SUMS;
     }
     return meet(c);
@@ -631,9 +647,7 @@ static int prepare(call *c)
     c->rooms = c->has_old = c->takes = 0;
     c->nbytes = c->told = c->owned = c->flags_at = c->flag_count = 0;
     c->terms = c->info = c->together = 0;
-    c->here = c->rank;
-    for (int64_t rank = c->rank - 1; rank >= 0 && !is_on_one_node(c); rank--)
-        c->here -= c->node_of[rank] != c->node;
+    c->here = place_on_node(c, c->rank);
     c->across[0] = c->across[1] = NULL;
     if (!c->d.m || !c->d.n)
         return OK;
@@ -667,7 +681,7 @@ int call_start(call *c)
     c->votes->mine[1] = c->number;
     memcpy(&c->votes->mine[VOTE], c->tells, sizeof(double) * (size_t)c->told);
     if (!is_on_one_node(c))
-        goes_along(c);
+        goes_along(c, carry_all);
     return board_vote(c->votes, (int)c->told, (int)c->yields) == 1 ? call_go_on(c) : AWAIT_VOTE;
 }
 

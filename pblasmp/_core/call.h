@@ -144,6 +144,8 @@ typedef struct {
 
 typedef struct call call;
 typedef int phase(call *c);
+/* What a message has from a rank for a node: pack it, unpack it, or, without a message, count its bytes. */
+typedef int64_t carry(const call *c, int64_t rank, int64_t node, char *message, int unpacks);
 typedef void visit(call *c, const piece *p);
 /* What the BLAS computes on local operands, or on copies of all of them: d of m x n from x and y. */
 typedef void kernel(const call *c, int64_t m, int64_t n, operand x, operand y, operand d);
@@ -196,6 +198,7 @@ struct call {
     int64_t item;
     scalar factor, other, one, less, zero;
     phase *compute, *finish;
+    carry *carry;         /* what goes along with messages */
     kernel *kernel;
     int takes;            /* whether this rank takes part in ``finish`` */
     view x, y, to, old;
@@ -304,6 +307,8 @@ int compute_here(call *c);
 int compute_everywhere(call *c);
 void have_flags(call *c, int64_t count);
 int await_flag(const call *c, int i); /* OK or BROKEN */
+int64_t place_on_node(const call *c, int64_t rank); /* a rank's number among those of its node */
+int exchange_step(call *c, carry *with); /* between nodes, of all ranks in one order: OK or BROKEN */
 
 /* Whether each block of the diagonal is on one rank. */
 int has_tiles(const view *x);

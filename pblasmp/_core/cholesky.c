@@ -58,11 +58,6 @@ static int64_t *fault_of(call *c)
 
 /* -- who computes what */
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t blocks_of_rows(const call *c)
 {
     return (c->order + c->limits->width - 1) / c->limits->width;
@@ -200,13 +195,15 @@ static int has_block(const call *c, int64_t node, int64_t here, int64_t i)
     return to % c->nodes == node && to / c->nodes == here;
 }
 
-/* Pack what a rank has solved, unpack it, or, without a message, count its bytes. */
-static int64_t carry_rows(const call *c, int64_t node, int64_t here, char *message, int unpacks)
+/* All nodes get the same: what a rank has solved. */
+static int64_t carry_rows(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
 {
     int64_t width = c->limits->width, start = c->step * width, w = least(width, c->order - start), nbytes = 0;
+    int64_t here = place_on_node(c, rank);
+    (void)node;
     for (int64_t k = c->step + 1; k < blocks_of_rows(c) && here < c->workers_here; k++) {
         int64_t rows = least(width, c->order - k * width), m = c->is_lower ? rows : w, n = c->is_lower ? w : rows;
-        if (!has_block(c, node, here, k))
+        if (!has_block(c, c->node_of[rank], here, k))
             continue;
         tile there = tile_at(place(c, k * width, start), c->array.ld, 1, c->item);
         tile in = tile_at(message + nbytes, m, 1, c->item);
@@ -215,28 +212,6 @@ static int64_t carry_rows(const call *c, int64_t node, int64_t here, char *messa
         nbytes += m * n * c->item;
     }
     return nbytes;
-}
-
-static int64_t pack_rows(const void *of, int64_t node, char *to)
-{
-    const call *c = of;
-    (void)node; /* all get the same */
-    return carry_rows(c, c->node, c->here, to, 0);
-}
-
-static int64_t unpack_rows(void *of, int64_t rank, char *from)
-{
-    const call *c = of;
-    int64_t here = 0;
-    for (int64_t other = 0; other < rank; other++)
-        here += c->node_of[other] == c->node_of[rank];
-    return carry_rows(c, c->node_of[rank], here, from, 1);
-}
-
-static int exchange_rows(call *c)
-{
-    c->votes->post->parcel = (parcel){c, pack_rows, unpack_rows};
-    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
 }
 
 static void factor_diagonal(call *c, int64_t k)
@@ -264,7 +239,7 @@ static int factor_dealt(call *c)
         for (int64_t i = k + 1; i < count && goes_on; i++)
             if (has_block(c, c->node, c->here, i))
                 solve(c, start, w, i * width, least(n, (i + 1) * width));
-        if (exchange_rows(c) != OK)
+        if (exchange_step(c, carry_rows) != OK)
             return BROKEN;
         tell(c, 2 * k + 1);
         if (hear(c, 2 * k + 1) != OK)

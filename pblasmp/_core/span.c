@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "span.h"
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* How far a process is from the first one that has indices. */
 static int64_t turn_of(const span *s, int64_t process)
 {

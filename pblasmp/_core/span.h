@@ -8,6 +8,11 @@
 
 #include <stdint.h>
 
+static inline int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* One dimension of a layout, and this rank's process there: -1 outside the grid. */
 typedef struct {
     int64_t block, nprocs, source, lead, mine;

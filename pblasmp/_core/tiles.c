@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tiles.h"
 
+#include "span.h"
+
 #include <string.h>
 
 enum { TURNED = 16 }; /* rows and columns that are transposed at a time */
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 scalar scalar_of(const double parts[2], int letter)
 {

@@ -52,6 +52,21 @@ static void triangular(const call *c, int64_t m, int64_t n, operand a, operand u
                                                          &c->factor, a.at, INT(a.ld), b.at, INT(b.ld));
 }
 
+/* -- BLAS's symm and hemm, on m x n elements of d; for one column its products with vectors, since the others are slow */
+
+static void symmetric_product(const call *c, char side, int is_vector, int64_t m, int64_t n, operand x, operand y,
+                              const scalar *beta, operand d)
+{
+    char uplo = x.by_columns ? c->uplo : mirrored(c->uplo), of_d = d.by_columns ? side : other_side(side);
+    if (is_vector)
+        BLAS(c, 10, HEMV)
+        (&uplo, INT(m), &c->factor, x.at, INT(x.ld), y.at, INT(along(y)), beta, d.at, INT(along(d)));
+    else
+        (c->routine == HEMM ? BLAS(c, 12, HEMM) : BLAS(c, 12, SYMM))(&of_d, &uplo, INT(d.by_columns ? m : n),
+                                                                    INT(d.by_columns ? n : m), &c->factor, x.at,
+                                                                    INT(x.ld), y.at, INT(y.ld), beta, d.at, INT(d.ld));
+}
+
 /* -- columns of B (rows from the right) that no rank has all of are dealt out anew, in slabs */
 
 static int compute_shares(call *c)
@@ -138,18 +153,12 @@ static void multiply_triangle(const call *c, const stored_product *t, const piec
 static void multiply_symmetric(const call *c, const stored_product *t, const piece *p)
 {
     const view *x = &c->x;
-    operand of = from(c, x->here, p->i, p->j), right = slab(c, t->right, 0, t->col), sums = slab(c, t->sums, t->row, t->col);
-    int64_t m = p->i1 - p->i, width = t->right->rows.extent;
-    char uplo = x->here.by_columns ? c->uplo : mirrored(c->uplo);
+    operand right = slab(c, t->right, 0, t->col), sums = slab(c, t->sums, t->row, t->col);
+    int64_t width = t->right->rows.extent;
     sums.at += place_in(c, &x->rows, x->row, p->i) * c->item;
-    right.at += place_in(c, &x->cols, x->col, p->j) * c->item;
-    if (width == 1 && (c->adjoint || c->letter < C))
-        BLAS(c, 10, HEMV)
-        (&uplo, INT(m), &c->factor, of.at, INT(of.ld), right.at, INT(1), &c->one, sums.at, INT(1));
-    else
-        (c->adjoint ? BLAS(c, 12, HEMM) : BLAS(c, 12, SYMM))("L", &uplo, INT(m), INT(width), &c->factor, of.at,
-                                                            INT(of.ld), right.at, INT(right.ld), &c->one, sums.at,
-                                                            INT(sums.ld));
+    right.at += place_in(c, &x->cols, x->col, p->j) * c->item, right.by_columns = 1; /* its columns are B's rows */
+    int is_vector = width == 1 && (c->adjoint || c->letter < C);
+    symmetric_product(c, 'L', is_vector, p->i1 - p->i, width, from(c, x->here, p->i, p->j), right, &c->one, sums);
 }
 
 static void multiply_tile(call *c, const piece *p)
@@ -379,7 +388,6 @@ static int solve_on_node(call *c)
 /* -- between nodes: at step 2 k the solution of block k goes to all nodes, at step 2 k - 1 sums for its rows to the node of
  * the rank that solves it. Who receives either raises the flag for its node. All ranks take the steps in one order. */
 
-/* Pack what a rank sends to a node at this step, unpack it, or, without a message, count its bytes. */
 static int64_t carry_link(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
 {
     int64_t k = (c->step + 1) / 2, sums = c->step % 2, col = 0;
@@ -397,23 +405,10 @@ static int64_t carry_link(const call *c, int64_t rank, int64_t node, char *messa
     return nbytes;
 }
 
-static int64_t pack_link(const void *of, int64_t node, char *to)
-{
-    const call *c = of;
-    return carry_link(c, c->rank, node, to, 0);
-}
-
-static int64_t unpack_link(void *of, int64_t rank, char *from)
-{
-    const call *c = of;
-    return carry_link(c, rank, c->node, from, 1);
-}
-
 static int exchange_links(call *c, int64_t step)
 {
     c->step = step;
-    c->votes->post->parcel = (parcel){c, pack_link, unpack_link};
-    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
+    return exchange_step(c, carry_link);
 }
 
 static int solve_between(call *c)
@@ -518,15 +513,9 @@ int prepare_triangular(call *c)
 
 static void symmetric(const call *c, int64_t m, int64_t n, operand x, operand y, operand d)
 {
-    int is_hermitian = c->routine == HEMM, plain = x.by_columns && y.by_columns && d.by_columns;
-    char side = d.by_columns ? c->side : other_side(c->side), uplo = x.by_columns ? c->uplo : mirrored(c->uplo);
-    if (c->side == 'L' && n == 1 && (c->letter < C || (is_hermitian && plain))) /* for one column the others are slow */
-        BLAS(c, 10, HEMV)
-        (&uplo, INT(m), &c->factor, x.at, INT(x.ld), y.at, INT(along(y)), &c->other, d.at, INT(along(d)));
-    else
-        (is_hermitian ? BLAS(c, 12, HEMM) : BLAS(c, 12, SYMM))(&side, &uplo, INT(d.by_columns ? m : n),
-                                                              INT(d.by_columns ? n : m), &c->factor, x.at, INT(x.ld),
-                                                              y.at, INT(y.ld), &c->other, d.at, INT(d.ld));
+    int plain = x.by_columns && y.by_columns && d.by_columns;
+    int is_vector = c->side == 'L' && n == 1 && (c->letter < C || (c->routine == HEMM && plain));
+    symmetric_product(c, c->side, is_vector, m, n, x, y, &c->other, d);
 }
 
 int prepare_sided(call *c)
