@@ -82,6 +82,23 @@ def travel_refusal(asked: np.dtype | None, travels: np.dtype) -> str:
     return f"comm_dtype: partial sums travel in {travels.name} here, not in {asked}"
 
 
+class ArrayMethod(Method):
+    """An algorithm in terms of an engine's operations and transport, which every engine can run.
+
+    Attributes:
+        product: its products; made from an engine, a problem, options and operands.
+    """
+
+    product: type[Any]
+
+    def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        return type_refusal(engine, problem, options, operands)
+
+    def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> Product:
+        product: Product = self.product(engine, problem, options, operands)
+        return product
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The verdict on an algorithm for a problem; true if the algorithm is known to apply. Local.

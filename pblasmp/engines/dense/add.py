@@ -17,8 +17,8 @@ from ...comm.shared_memory import aligned, carve
 from ...layout import Level3Problem
 from ...layout.pieces import FINEST, LocalPart, pieces
 from ..composite import QueuedProduct
-from ..method import type_refusal
-from ..protocol import Engine, Method
+from ..method import ArrayMethod
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 
 # Bytes: the smallest part of D on a rank that is moved in stripes, and the largest stripe.
@@ -45,7 +45,7 @@ class SumProduct(QueuedProduct):
     moved in stripes: one is added while the rest are under way.
     """
 
-    def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
+    def __init__(self, engine: Engine, p: Level3Problem, options: Options, _: Operands) -> None:
         transport = engine.transport
         self._engine, self._p, self._options, self._rank = engine, p, options, transport.rank
         self._node = next(node for node in transport.nodes if self._rank in node)
@@ -207,23 +207,13 @@ class SumProduct(QueuedProduct):
         )
 
 
-class AddMethod(Method):
+class AddMethod(ArrayMethod):
     """Sums of matrices: op(A) moves to where D is."""
 
-    name, least = "moved", 2.0
+    name, least, product = "moved", 2.0, SumProduct
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.shape == "added"
-
-    def refusal(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
-    ) -> str:
-        return type_refusal(engine, problem, options, operands)
-
-    def prepare(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
-    ) -> SumProduct:
-        return SumProduct(engine, problem, options)
 
 
 METHODS = (AddMethod(),)

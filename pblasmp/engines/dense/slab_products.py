@@ -22,9 +22,9 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.finish import Finish, number
 from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs, whole
-from ..method import type_refusal
+from ..method import ArrayMethod
 from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
-from ..protocol import Engine, Method
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options, Problem
 
 Array = Any
@@ -170,7 +170,7 @@ class SlabProduct(QueuedProduct):
 _LONG_PANELS = 2.9  # the cost of panels of a long k
 
 
-class SlabMethod(Method):
+class SlabMethod(ArrayMethod):
     """Products of slabs of the operands.
 
     Args:
@@ -195,7 +195,7 @@ class SlabMethod(Method):
         return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
     def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
         if why:
             return why
 

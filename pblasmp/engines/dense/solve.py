@@ -21,9 +21,9 @@ from ...layout.axis import Axis
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.slab_terms import THIN, triangle_of
-from ..method import type_refusal
+from ..method import ArrayMethod
 from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
-from ..protocol import Engine, Method
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 from ..transport import Transfer
 
@@ -224,7 +224,7 @@ def _slab_bytes(p: Level3Problem, size: int) -> int:
     return aligned(order * max(Axis.even(free, size).counts()) * p.d.dtype.itemsize)
 
 
-class SolveMethod(Method):
+class SolveMethod(ArrayMethod):
     """Solves by slabs of A.
 
     Args:
@@ -241,7 +241,7 @@ class SolveMethod(Method):
     def refusal(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
-        why = type_refusal(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
         if why:
             return why
         extra = _slab_bytes(problem, engine.transport.size)

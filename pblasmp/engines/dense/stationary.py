@@ -31,9 +31,9 @@ from ..local.slab_terms import (
     sided_parts,
     whole,
 )
-from ..method import plain_refusal, type_refusal
+from ..method import ArrayMethod, plain_refusal
 from ..moving.panels import Operand, Panels
-from ..protocol import Engine, Method
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 
 _LARGER = 2  # worthwhile only if the alternative moves at least so many times as many elements
@@ -94,7 +94,7 @@ class StationaryProduct(QueuedProduct):
 
     path = "stationary"
 
-    def __init__(self, engine: Engine, p: Sided, options: Options) -> None:
+    def __init__(self, engine: Engine, p: Sided, options: Options, _: Operands) -> None:
         transport, operations = engine.transport, engine.operations
         self._engine, self._p, self._options, self._rank = engine, p, options, transport.rank
         self._seen = seen = _see(engine, p)
@@ -247,10 +247,10 @@ def _is_thin(p: Sided) -> bool:
     return few == 1 < many or (exact and 0 < few * THIN <= min(many, p.k) and many * p.k >= _LARGE)
 
 
-class StationaryMethod(Method):
+class StationaryMethod(ArrayMethod):
     """Products that move only vectors, or what is small."""
 
-    name = "stationary"
+    name, product = "stationary", StationaryProduct
 
     def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, Level3Problem):
@@ -258,7 +258,7 @@ class StationaryMethod(Method):
         return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
 
     def refusal(self, engine: Engine, problem: Sided, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
         if not why and is_float8(problem.a.dtype):
             why = "it takes no 8-bit floats"
         return why or plain_refusal(operands)
@@ -274,11 +274,6 @@ class StationaryMethod(Method):
         slabs = matmul_slabs(p, 1, engine) if isinstance(p, MatmulProblem) else routine_slabs(p, 1, engine)
         there = sum(math.prod(x.matrix.shape) for x in slabs.operands if not x.in_place)
         return 1.5 if there >= max(_LARGER * here, _LEAST) else 9.0
-
-    def prepare(
-        self, engine: Engine, problem: Sided, options: Options, operands: Operands
-    ) -> StationaryProduct:
-        return StationaryProduct(engine, problem, options)
 
 
 METHODS = (StationaryMethod(),)

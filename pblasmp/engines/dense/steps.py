@@ -20,8 +20,8 @@ from ...layout.schemes import Op
 from ..arrays import new_part, same_memory, scale, window_of
 from ..composite import Composite
 from ..local.slab_terms import THIN, triangle_of
-from ..method import plain_refusal, prepare_step, type_refusal
-from ..protocol import Engine, Method
+from ..method import ArrayMethod, plain_refusal, prepare_step
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options, Problem
 
 Array = Any
@@ -153,10 +153,10 @@ class FullProduct(SteppedProduct):
         self._engine.operations.add(given.d, 1, total, self._options.beta, c, self._triangle, conjugate=False)
 
 
-class FullMethod(Method):
+class FullMethod(ArrayMethod):
     """Level 3 by products of whole matrices."""
 
-    name = "full"
+    name, product = "full", FullProduct
 
     def serves(self, problem: AnyProblem) -> bool:
         if not isinstance(problem, Level3Problem):
@@ -168,7 +168,7 @@ class FullMethod(Method):
     def refusal(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
-        why = type_refusal(engine, problem, options, operands)
+        why = super().refusal(engine, problem, options, operands)
         if why or options.algo != "auto":
             return why
         like = problem.a if problem.traits.shape == "sided" else problem.d
@@ -183,11 +183,6 @@ class FullMethod(Method):
         if problem.traits.shape == "sided":
             wasteless = min(problem.d.shape) * THIN >= problem.a.shape[0]
         return _FAST if wasteless and engine.traits.fast_products else _SLOW
-
-    def prepare(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
-    ) -> FullProduct:
-        return FullProduct(engine, problem, options, operands)
 
 
 # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
@@ -254,10 +249,10 @@ class StationarySolve(SteppedProduct):
             self._engine.operations.xp.multiply(given.b, self._options.alpha, out=given.d)
 
 
-class StationarySolveMethod(Method):
+class StationarySolveMethod(ArrayMethod):
     """Solves with few right-hand sides, which alone are moved."""
 
-    name = "stationary"
+    name, product = "stationary", StationarySolve
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
@@ -265,7 +260,7 @@ class StationarySolveMethod(Method):
     def refusal(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
     ) -> str:
-        return type_refusal(engine, problem, options, operands) or plain_refusal(operands)
+        return super().refusal(engine, problem, options, operands) or plain_refusal(operands)
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
         """Return less than the cost of slabs if there are few right-hand sides; hosts of GPUs take longer for steps."""
@@ -273,11 +268,6 @@ class StationarySolveMethod(Method):
         columns = problem.d.shape[1 if problem.side == "L" else 0]
         few = order >= max(_LEAST, _THIN * columns) and problem.a.grid.size > 1
         return 1.5 if few and not engine.traits.queues else 9.0
-
-    def prepare(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
-    ) -> StationarySolve:
-        return StationarySolve(engine, problem, options, operands)
 
 
 METHODS = (FullMethod(), StationarySolveMethod())

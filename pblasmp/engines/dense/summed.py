@@ -18,9 +18,9 @@ from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor, Para
 from ...layout.axis import Axis
 from ..local.finish import Finish, number
 from ..local.slab_terms import Gemm, ResultPart
-from ..method import travel_refusal, type_refusal
+from ..method import ArrayMethod, travel_refusal
 from ..product import Product
-from ..protocol import Engine, Method
+from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 
 _LONG = 8  # take this only if k is at least so many times n
@@ -47,7 +47,7 @@ class SummedUpdate(Product):
 
     path = "summed"
 
-    def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
+    def __init__(self, engine: Engine, p: Level3Problem, options: Options, _: Operands) -> None:
         assert p.written is not None
         self._engine, self._p, self._part, self._options = engine, p, p.written, options
         self._order = order = p.d.shape[0]
@@ -130,18 +130,13 @@ def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -
 # -- the row of the registry
 
 
-class SplitKMethod(Method):
+class SplitKMethod(ArrayMethod):
     """Rank-k updates whose k is split over the ranks."""
 
-    name = "summed"
+    name, product = "summed", SummedUpdate
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
-
-    def refusal(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
-    ) -> str:
-        return type_refusal(engine, problem, options, operands)
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
         """Return less than slabs cost if k is long and already split, or if one rank has most of the result."""
@@ -155,11 +150,6 @@ class SplitKMethod(Method):
         largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
         return 1.0 if still or 2 * largest > p.n * p.n else 10.0
 
-    def prepare(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
-    ) -> SummedUpdate:
-        return SummedUpdate(engine, problem, options)
-
 
 class ReducedProduct(Product):
     """Each rank multiplies its part of k; the partial products are summed over all ranks. Making one is local.
@@ -168,13 +158,14 @@ class ReducedProduct(Product):
         engine: where it runs.
         p: the product, of scheme "matmul_allreduce".
         options: alpha, beta, and the type in which products are summed.
-        finish: computes the epilogue and amax; None if there is neither.
+        operands: the planned ones, with an epilogue and scales if there are any.
     """
 
     path = "partial products summed over ranks"
 
-    def __init__(self, engine: Engine, p: MatmulProblem, options: Options, finish: Finish | None) -> None:
-        self._engine, self._p, self._options, self._finish = engine, p, options, finish
+    def __init__(self, engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> None:
+        self._engine, self._p, self._options = engine, p, options
+        self._finish = Finish(engine, p) if Finish.needed(p, operands) else None
         self._dtype = accumulation_dtype(p.d.dtype)
         self._inside = engine.transport.rank < p.d.grid.size
         nbytes = p.m * p.n * self._dtype.itemsize
@@ -217,10 +208,10 @@ def _op(array: Array, op: str) -> Array:
     return out.conj() if op == "C" and out.dtype.kind == "c" else out
 
 
-class SumMethod(Method):
+class SumMethod(ArrayMethod):
     """GEMM + AllReduce as one product and one sum over the ranks."""
 
-    name, least = "sum", 3.0
+    name, least, product = "sum", 3.0, ReducedProduct
 
     def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, ParallelProblem):
@@ -233,15 +224,8 @@ class SumMethod(Method):
     def refusal(
         self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands | None
     ) -> str:
-        travels = accumulation_dtype(problem.d.dtype)
-        why = type_refusal(engine, problem, options, operands)
-        return why or travel_refusal(options.comm_dtype, travels)
-
-    def prepare(
-        self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands
-    ) -> ReducedProduct:
-        finish = Finish(engine, problem) if Finish.needed(problem, operands) else None
-        return ReducedProduct(engine, problem, options, finish)
+        why = super().refusal(engine, problem, options, operands)
+        return why or travel_refusal(options.comm_dtype, accumulation_dtype(problem.d.dtype))
 
 
 METHODS = (SplitKMethod(), SumMethod())
