@@ -342,7 +342,10 @@ class Moved(NamedTuple):
 
 
 class Direct(Protocol):
-    """How an engine computes direct calls. CPU ranks also take a ``RoutineForm`` with the arguments of a call."""
+    """How an engine computes direct calls: what it does not say takes the ordinary way.
+
+    CPU ranks also take a ``RoutineForm`` with the arguments of a call.
+    """
 
     def run(self, control: Any, asked: Asked) -> bool | None:
         """Compute a call. Collective over the context.
@@ -361,6 +364,7 @@ class Direct(Protocol):
         Raises:
             Exception: what the ranks agreed to raise.
         """
+        return None
 
     def move(self, control: Any, moved: Moved) -> bool | None:
         """Copy a matrix; return what ``run`` does. Collective over the context.
@@ -368,6 +372,7 @@ class Direct(Protocol):
         Raises:
             Exception: what the ranks agreed to raise.
         """
+        return None
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """Return whether a factorization may be a direct call. Local.
@@ -377,6 +382,7 @@ class Direct(Protocol):
             m, n: rows and columns of A.
             width: right-hand sides.
         """
+        return False
 
     def factor(self, control: Any, asked: Asked) -> Outcome | Literal[False] | None:
         """Compute a factorization or a solve; return None or False as ``run`` does. Collective over the context.
@@ -384,6 +390,7 @@ class Direct(Protocol):
         Raises:
             Exception: what the ranks agreed to raise.
         """
+        return None
 
 
 # ``__array_interface__`` and ``ctypes`` make several objects each time, which takes longer than a short call of the

@@ -431,7 +431,7 @@ def test_promises_of_errors(comm: Any, path: str) -> Any:
 
         try:
             if comm.rank:
-                patch.setitem(ctx.engine.direct._cublas.functions, "dgemm", fails)
+                patch.setattr(ctx.engine.direct.gpu.products.cublas, "dgemm", fails)
             pb.matmul(a, b[:, 2:], out=c[:, 2:])
             found = "" if comm.rank == 0 else "nothing was raised"
         except RuntimeError as error:

@@ -187,34 +187,8 @@ class QueuedCall:
         self.memory = (-1, 0, 0)
 
 
-class Cublas:
-    """cuBLAS's routines and its scalars, which calls share. Local.
-
-    Args:
-        gpu: this rank's GPU.
-    """
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self.functions: dict[str, Any] = {}
-        self.scalars: dict[tuple[complex, str], Any] = {}
-
-    def function(self, name: str) -> Any:
-        """Return a routine of cuBLAS."""
-        found = self.functions.get(name)
-        if found is None:
-            found = self.functions[name] = getattr(self._gpu.products.cublas, name)
-        return found
-
-    def scalar(self, value: complex, letter: str) -> int:
-        """Return the address of a scalar on the host."""
-        found = self.scalars.get((value, letter))
-        if found is None:
-            kind = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}[letter]
-            found = self.scalars[value, letter] = np.array(
-                [value if letter in "cz" else complex(value).real], kind
-            )
-        return int(found.ctypes.data)
+Scalars: TypeAlias = dict[tuple[complex, str], Any]
+"""cuBLAS's scalars on the host, which calls share, by value and letter of the type."""
 
 
 class CallBuilder:
@@ -222,7 +196,7 @@ class CallBuilder:
 
     Args:
         gpu: this rank's GPU.
-        cublas: routines and scalars.
+        scalars: those of earlier calls, and of this one.
         asked: a call of the pattern, whose operands have stand-ins for addresses.
 
     Attributes:
@@ -230,8 +204,8 @@ class CallBuilder:
         item, dtype: its elements.
     """
 
-    def __init__(self, gpu: Gpu, cublas: Cublas, asked: Asked) -> None:
-        self.gpu, self._cublas, self.asked = gpu, cublas, asked
+    def __init__(self, gpu: Gpu, scalars: Scalars, asked: Asked) -> None:
+        self.gpu, self._scalars, self.asked = gpu, scalars, asked
         self.to = SubMatrix(asked.d)
         pattern = asked.d[0].pattern
         self._letter, self.item, self.dtype = pattern.letter, pattern.itemsize, pattern.dtype
@@ -249,7 +223,7 @@ class CallBuilder:
                 raise UnfitError
             bases = {rank: stand_in(SLABS_OF + rank) for rank in range(gpu.size)}
             copies = [move for slab in slabs for move in slab.moves(bases)]
-            queue += [(launch, (stream,)) for launch in gpu.launches_of_moves(copies)]
+            queue += self.queued(stream, copies)
             queue.append((gpu.launch_of_meeting(), (stream,)))
         if self.to.active:
             queue += compute(stream, bases.get(gpu.rank, 0))
@@ -297,11 +271,16 @@ class CallBuilder:
 
     def scalar(self, value: complex) -> int:
         """Return the address of a scalar of the call's type on the host."""
-        return self._cublas.scalar(value, self._letter)
+        key = value, self._letter
+        found = self._scalars.get(key)
+        if found is None:
+            number = value if self._letter in "cz" else complex(value).real
+            found = self._scalars[key] = np.array([number], self.dtype)
+        return int(found.ctypes.data)
 
     def function(self, name: str) -> Any:
         """Return a routine of cuBLAS for the call's type."""
-        return self._cublas.function(self._letter + name)
+        return getattr(self.gpu.products.cublas, self._letter + name)
 
     def handle(self, stream: Any) -> int:
         """Return cuBLAS's handle, on a stream."""

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
-from ...direct import FAMILIES, Asked, Moved
+from ...direct import FAMILIES, Asked, Direct
 from ...direct.asked import SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ...product import RecordedGraph
 from ..kernels.compiler import ALIGNED, stand_in
-from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Cublas, Queue, QueuedCall, Template
+from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Queue, QueuedCall, Scalars, Template
 from .computers import added, matmul, sided, triangular, updated
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ _SLABS, _TRIANGLE = "direct slabs", "direct triangle"
 _OF_D = 4  # the number of D's memory
 
 
-class GpuDirect:
-    """Direct calls of GPU ranks. Local to make.
+class GpuDirect(Direct):
+    """Direct calls of GPU ranks: reductions, moves and factorizations take the ordinary way. Local to make.
 
     Args:
         gpu: this rank's GPU.
@@ -65,7 +65,7 @@ class GpuDirect:
         self._calls: dict[Any, QueuedCall | None] = {}
         self._templates: dict[Any, Template | None] = {}
         self._graphs = 0  # that the calls have
-        self._cublas = Cublas(gpu)
+        self._scalars: Scalars = {}
 
     # -- the call
 
@@ -151,21 +151,6 @@ class GpuDirect:
         call.graphs[half] = self._record(queued)
         self.gpu.products.solver(stream.ptr)
 
-    def reduce(self, control: Communicator, asked: Asked) -> Any:
-        """See ``Direct``: reductions take the ordinary way here. Local."""
-        return None
-
-    def move(self, control: Communicator, moved: Moved) -> bool | None:
-        """See ``Direct``: copies between grids take the ordinary way here. Local."""
-        return None
-
-    def factors(self, routine: str, m: int, n: int, width: int) -> bool:
-        """See ``Direct``: factorizations take the ordinary way here. Local."""
-        return False
-
-    def factor(self, control: Communicator, asked: Asked) -> None:
-        """See ``Direct``. Local."""
-
     def _found(self, stream: Any, asked: Asked, key: Any) -> QueuedCall | None:
         """Return a call, kept or new, by what ``_key_of`` returns; None if it is not for direct calls."""
         try:
@@ -176,7 +161,7 @@ class GpuDirect:
             self._calls.clear()
             self._templates.clear()
             self._graphs = 0
-            self._cublas.scalars.clear()
+            self._scalars.clear()
         try:
             found = self._made(stream, asked)
         except UnfitError:
@@ -233,7 +218,7 @@ class GpuDirect:
         a, b, c, d = parts
         asked = asked._replace(a=a, b=b, c=c, d=d)
         try:
-            builder = CallBuilder(self.gpu, self._cublas, asked)
+            builder = CallBuilder(self.gpu, self._scalars, asked)
             return builder.template(_COMPUTERS[FAMILIES[asked.routine]], stream)
         except UnfitError:
             return None
