@@ -21,6 +21,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.cli.run import dense, touched
 from pblasmp.engines.dense import add
 from pblasmp.engines.host import host_operations
 from pblasmp.engines.host.host_operations import HostOperations
@@ -214,7 +215,7 @@ def stored(uplo: str, order: int, *, unit: bool = False) -> np.ndarray:
 def _touched(routine: str, name: str, options: dict[str, str], shape: tuple[int, ...]) -> np.ndarray:
     """Which elements of an operand may be read, or are written."""
     if routine in ROUTINES and name != "b":
-        return level3.touched(routine, name, options, shape)
+        return touched(routine, name, options, shape)
     if name == "a" and "uplo" in options:
         return stored(options["uplo"], shape[0], unit=options.get("diag") == "U")
     return np.ones(shape, bool)
@@ -290,7 +291,7 @@ def computed(
         found = found + beta * values["c"] if beta else found
         return found if values["a"].dtype.kind == "c" else found.real
     if routine in ROUTINES:
-        return level3.dense(routine, values, options, alpha, beta)
+        return dense(routine, values, options, alpha, beta)
     a, x, y = (values.get(name) for name in "axy")
     hermitian = routine in ("hemv", "her", "her2") and x.dtype.kind == "c"
     if routine in ("axpy", "copy", "scal"):

@@ -16,10 +16,11 @@ from threadpoolctl import ThreadpoolController
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation, Status
+from pblasmp.cli.run import dense, touched
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.gpu.types import DATA_TYPES
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers import level3 as reference
+from tests.helpers import level3
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.recorder import Call, Recorder
 
@@ -137,7 +138,7 @@ class Multiplying(Witness):
             if argument in told:
                 flags[name] = letters[told[argument]]
         m, n = told.get("m", told["n"]), told["n"]
-        extents = reference.shapes(routine, flags, m, n, told.get("k", 0))
+        extents = level3.shapes(routine, flags, m, n, told.get("k", 0))
         letters = [x for x in "abc" if x in told]
         self.faults += [f"{short}: {fault}" for fault in contract(self, short, told, flags)]
         values = {x: self._whole(told, x, extents[x]) for x in letters if (x, short) != ("c", "Trmm")}
@@ -146,10 +147,10 @@ class Multiplying(Witness):
         beta = self._scalar(told, "beta", "a", narrow=sums) if "beta" in told else 0
         if beta == 0:
             values.pop("c", None)
-        whole = reference.dense(routine, values, flags, alpha, beta)
+        whole = dense(routine, values, flags, alpha, beta)
         if short == "Tradd" and beta == 0:
             whole = whole + 0 * self._whole(told, "c", extents["c"])
-        self._put(told, result, whole, extents["d"], reference.touched(routine, "d", flags, whole.shape))
+        self._put(told, result, whole, extents["d"], touched(routine, "d", flags, whole.shape))
 
     def _scalar(self, told: dict[str, int], name: str, like: str, *, narrow: bool = False) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])

@@ -11,10 +11,11 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.cli.run import dense, touched
 from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
+from pblasmp.layout.routines import ROUTINES
 from pblasmp.matrix.creation import random_values
-from tests.helpers import level3
 from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.gpu.products import OPS, integers
 
@@ -501,7 +502,7 @@ def update(s: Session, of: int, to: int, routine: str, uplo: str, op: str, seed:
     dtype, (m, n) = b.whole.dtype, b.whole.shape
     s.tame(b, small(dtype))
     flags = {"side": "L", "uplo": uplo, "op_a": op, "diag": "N"}
-    flags = {name: flags[name] for name in level3.ROUTINES[routine].options}
+    flags = {name: flags[name] for name in ROUTINES[routine].options}
     values: dict[str, Held] = {}
     if routine in ("syrk", "geadd", "tradd"):
         order = (n if op == "T" else m) if routine == "syrk" else 0
@@ -533,9 +534,9 @@ def update(s: Session, of: int, to: int, routine: str, uplo: str, op: str, seed:
     beta = 0
     if routine in ("geadd", "tradd"):
         values["c"], beta = target or s.make(seed + 2, shape, dtype), 1 + seed % 2
-    computed = level3.dense(routine, {name: exact(x.whole) for name, x in values.items()}, flags, 1, beta)
+    computed = dense(routine, {name: exact(x.whole) for name, x in values.items()}, flags, 1, beta)
     before: Any = target.whole if target else values["c"].whole if beta else np.zeros(shape, dtype)
-    whole = np.where(level3.touched(routine, "d", flags, shape), computed, before).astype(dtype)
+    whole = np.where(touched(routine, "d", flags, shape), computed, before).astype(dtype)
     given: dict[str, Any] = {name: x.matrix for name, x in values.items()}
     given |= {"beta": beta} if beta else {}
     result = getattr(pb.blas, routine)(**given, **flags, out=None if target is None else target.matrix)
