@@ -440,6 +440,24 @@ static void carry_piece(const call *c, content *p, const slabs *s, tile here, ti
     p->nbytes += nbytes;
 }
 
+/* A block of what is staged, for a node. */
+static void carry_block(const call *c, content *p, const slabs *s, int64_t node, run row, run col)
+{
+    const view *x = s->staged;
+    run later = s->half == 'U' ? col : row;
+    int64_t end = later.to + later.count, step = s->part ? s->part : end;
+    for (int64_t start = later.to / step * step; start < end; start += step) {
+        run i = row, j = col;
+        begin_at(s->half == 'U' ? &j : &i, start), stop_at(s->half == 'U' ? &j : &i, start + step);
+        if (s->part && !s->reads(c, node, start / step))
+            begin_at(s->half == 'U' ? &i : &j, start);
+        if (!cut(s, &i, &j))
+            continue;
+        tile there = place_of(s, slab_of(c, s, i.before, i.held, j.before, j.held), i.to, j.to);
+        carry_piece(c, p, s, tile_from(tile_of(x), i.from, j.from), there, i.count, j.count, x->here.conjugated);
+    }
+}
+
 static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank, int64_t node)
 {
     const view *x = s->staged;
@@ -451,13 +469,9 @@ static void carry_staged(const call *c, content *p, const slabs *s, int64_t rank
     runs down = runs_of(&x->rows, at_row, &s->rows);
     while (runs_next(&down, &row)) {
         runs right = runs_of(&x->cols, at_col, &s->cols);
-        while (has(readers.rows, row.process) && runs_next(&right, &col)) {
-            run these = row;
-            if (!has(readers.cols, col.process) || !cut(s, &these, &col))
-                continue;
-            tile there = place_of(s, slab_of(c, s, row.before, row.held, col.before, col.held), these.to, col.to);
-            carry_piece(c, p, s, tile_from(tile_of(x), these.from, col.from), there, these.count, col.count, x->here.conjugated);
-        }
+        while (has(readers.rows, row.process) && runs_next(&right, &col))
+            if (has(readers.cols, col.process))
+                carry_block(c, p, s, node, row, col);
     }
 }
 

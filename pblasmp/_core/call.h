@@ -95,6 +95,8 @@ typedef struct {
     int64_t below;  /* if it is not 0, only ranks below it have any */
 } whose;
 
+typedef struct call call;
+
 /* Copies of an operand's parts, one for each process of another distribution, in shared memory. */
 typedef struct {
     span rows, cols;
@@ -105,6 +107,8 @@ typedef struct {
     const view *staged; /* what is written there before the vote; NULL: nothing */
     const view *triangle; /* or of what a triangle is */
     char half;            /* 'L' or 'U': most of what is beyond this triangle is left out; else 0 */
+    int64_t part;         /* so many rows of a half, columns of 'U', are read by nodes that ``reads`` names; 0: by all */
+    int (*reads)(const call *c, int64_t node, int64_t part); /* the others read only the square on the diagonal */
     whose readers;        /* of what is staged */
     const view *home;     /* what is computed here is read where this is; NULL: by who computes it */
     whose writers;        /* who does */
@@ -142,7 +146,6 @@ typedef struct {
     char side, uplo, op;
 } words;
 
-typedef struct call call;
 typedef int phase(call *c);
 /* What a message has from a rank for a node: pack it, unpack it, or, without a message, count its bytes. */
 typedef int64_t carry(const call *c, int64_t rank, int64_t node, char *message, int unpacks);

@@ -195,6 +195,14 @@ static int has_block(const call *c, int64_t node, int64_t here, int64_t i)
     return to % c->nodes == node && to / c->nodes == here;
 }
 
+static int node_has_block(const call *c, int64_t node, int64_t i)
+{
+    int64_t here = 0;
+    while (here < c->workers_here && !has_block(c, node, here, i))
+        here++;
+    return here < c->workers_here;
+}
+
 /* All nodes get the same: what a rank has solved. */
 static int64_t carry_rows(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
 {
@@ -287,6 +295,8 @@ static void prepare_blocks(call *c, int64_t n, int is_lower)
     c->workers_here = parts < 1 ? 1 : least(most, parts);
     c->is_dealt = parts > c->nodes && !is_on_one_node(c);
     c->blocks_together = c->is_dealt ? blocks_of_rows(c) : (n - columns_alone(c, n) + c->limits->width - 1) / c->limits->width;
+    if (c->is_dealt) /* what the other nodes solve for comes when they have */
+        c->left->part = c->limits->width, c->left->reads = node_has_block;
     if (!is_single(c))
         have_flags(c, (last_event(c) + 1) * c->workers_here + 1);
 }

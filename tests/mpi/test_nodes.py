@@ -179,6 +179,27 @@ def needed(of, ranks, reads):
     return int(read.sum())
 
 
+def dealt(d, nodes, width, workers):
+    """How many elements cross in a Cholesky factorization whose rows are dealt out to all nodes.
+
+    First a node gets the rows that it solves for, and the blocks of the diagonal; then those that others have solved.
+    """
+    n, count, ranks = d.shape[0], d.shape[0] // width, len(nodes) * workers
+    crossing = (n * n - n * width) // 2 * (len(nodes) - 1)
+    for node, together in enumerate(nodes):
+        read = np.zeros((n, n), bool)
+        for i in range(count):
+            turn = (count - 1 - i) % (2 * ranks)  # from the last rows on, to and fro
+            mine = min(turn, 2 * ranks - 1 - turn) % len(nodes) == node
+            stop = (i + 1) * width
+            read[i * width : stop, 0 if mine else i * width : stop] = True
+        for rank in together:
+            if rank < d.grid.size:
+                read[np.ix_(*d.global_indices(rank))] = False
+        crossing += int(read.sum())
+    return crossing
+
+
 def volumes(comm, nodes):
     """Each element crosses between two nodes once, however many ranks read it there, and what is not read does not."""
     heads = 8 * (_core.VALUES + 1) * comm.size * (len(nodes) - 1)
@@ -228,6 +249,12 @@ def volumes(comm, nodes):
                 found = sent(pb.linalg.cholesky, a, out=out)
                 half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
                 yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
+                with changed_limits(width=4, part=4):
+                    found = sent(pb.linalg.cholesky, a, out=out)
+                workers = min(ctx.engine.operations.workers, comm.size, n // 4)
+                expected = 8 * dealt(a.descriptor, nodes, 4, workers)
+                fault = None if found == expected else f"{found} bytes, expected {expected}"
+                yield f"dealt Cholesky on {a_grid}", fault
 
 
 @on_ranks(2, on_nodes="blocks:2")
