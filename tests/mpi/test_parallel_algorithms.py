@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -72,6 +73,19 @@ def test_the_choice_by_rule(comm):
             x, w = (np.ones((length, 8), np.float32) for length in (tokens, outputs))
             with pb.plan(function, x, w, ctx, **how) as plan:
                 assert plan.report().algorithm == name, (function.__name__, tokens, how)
+
+
+@on_ranks(2, 4, runner=run_on_one_node)
+def test_the_choice_between_nodes(comm):
+    """Partial sums travel if they are fewer bytes for each node than weights and tokens."""
+    nodes = mock.patch.dict(os.environ, PBLASMP_RANKS_PER_NODE=str(comm.size // 2))
+    with nodes, pb.Context(comm, engine="host") as ctx:
+        for inner, name in ((2, "shared"), (32, "push")):
+            x, w = (np.ones((length, inner), np.float32) for length in (32, 24))
+            with pb.plan(pb.matmul_reduce_scatter, x, w, ctx) as plan:
+                assert plan.report().algorithm == name, inner
+            with pb.plan(pb.matmul_allgather, x, w, ctx) as plan:
+                assert plan.report().path.endswith("is multiplied: 1")  # one panel
 
 
 @on_ranks(1, 3)

@@ -117,7 +117,8 @@ class MessageOutput(ParallelProduct):
         p = self.p
         self._parts = p.slices("outputs")
         tokens, widest = p.tokens[0], max(p.outputs)
-        worth = int(2 * tokens * widest * p.inputs[0] / self._operations.panel_flops)
+        flops = 2 * tokens * widest * p.inputs[0] if self._engine.traits.overlaps_messages else 0
+        worth = int(flops / self._operations.panel_flops)
         self._panels = max(1, min(_PANELS, widest // _PANEL, worth))
         self.path = f"push: panels of columns, each gathered while the next one is multiplied: {self._panels}"
         self.sent_bytes = self._sent()
@@ -206,8 +207,19 @@ class MessageMethod(TensorMethod):
         return why or engine.operations.refusal(problem.dtype, options.compute)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        """Return less than the cost of gathering if messages travel on their own while a queued product runs."""
-        return 2.5 if engine.traits.overlaps_messages else 5.0
+        """Return less than the cost of gathering if messages travel on their own while a queued product runs.
+
+        And less than the cost of slabs if a node then receives less: partial sums, not weights and tokens.
+        """
+        if engine.traits.overlaps_messages:
+            return 2.5
+        count = len(engine.transport.nodes)
+        if problem.form != "matmul_reduce_scatter" or count == 1:
+            return 5.0
+        tokens, outputs, inputs = problem.sizes
+        sums = tokens * outputs * problem.size // count * accumulation_dtype(problem.out_dtype).itemsize
+        operands = inputs * (outputs + tokens // count) * problem.dtype.itemsize
+        return 1.9 if sums < operands else 5.0
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
