@@ -200,6 +200,8 @@ class Handle:
         height, width = (n, m) if transposed else (m, n)
         try:
             rows, cols = (index, _ALL) if type(index) is slice else index
+            rows = slice(rows, rows + 1) if type(rows) is int else rows
+            cols = slice(cols, cols + 1) if type(cols) is int else cols
             i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop
             i0, i1 = 0 if i0 is None else i0, height if i1 is None else i1
             j0, j1 = 0 if j0 is None else j0, width if j1 is None else j1
