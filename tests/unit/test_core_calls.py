@@ -737,11 +737,9 @@ def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(gri
         view = x[i : i + 4, 20:24]
         pb.matmul(x[i : i + 4, :4], x[:4, 9:13], view, beta=1, out=view)
 
-    def by_columns(i):
-        pb.blas.dot(x[:, i], x[:, 20])
-
     def by_slices(i):
         pb.blas.dot(v[i : i + 4], v[20:24])
+        pb.blas.dot(x[:, i], x[:, 20])
 
     for call, most in (
         (
@@ -749,8 +747,7 @@ def test_calls_on_new_sub_matrices_take_as_few_steps_of_python_as_known_ones(gri
             16,
         ),
         (by_views, 44),
-        (by_slices, 37),
-        (by_columns, 37),
+        (by_slices, 74),
     ):
         steps.clear()
         for i in (1, 1, 1, 3, 7):
