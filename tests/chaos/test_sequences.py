@@ -26,7 +26,7 @@ from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read
 from tests.helpers import inside
 from tests.helpers.gpu.jobs import Job
 from tests.helpers.machine import machine
-from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.mpi import ROOT, on_ranks, run_mpi, starts_ranks
 from tests.helpers.recorder import build
 from tests.helpers.sequences import CALLS, Gpu, Step, replay, search, steps_of
 from tests.helpers.sequences.steps import Draw
@@ -174,14 +174,12 @@ def test_a_fault_between_calls_is_found(what):
     assert run_mpi(found_in, SPOILED[what][1], what=what)[0].startswith("step ")
 
 
-def smallest(comm):
-    numbers = st.lists(st.integers(0, 99))
-    return search(comm, numbers, 100, 0, lambda found: f"{found}" if sum(found) > 150 else "")
-
-
-def test_what_is_wrong_is_made_small():
+@on_ranks(2)
+def test_what_is_wrong_is_made_small(comm):
     """On rank 0; the others follow."""
-    assert run_mpi(smallest, 2) == ["[52, 99]"] * 2
+    numbers = st.lists(st.integers(0, 99))
+    found = search(comm, numbers, 100, 0, lambda found: f"{found}" if sum(found) > 150 else "")
+    assert found == "[52, 99]"
 
 
 # -- the program
@@ -323,20 +321,18 @@ def test_a_rank_takes_the_gpu_of_its_number(tmp_path):
         assert lib.gpu.current == 1
 
 
-def missing_steps(comm):
+@on_ranks(2)
+def test_steps_are_legal_whatever_came_before(comm):
     """Every prefix left out of a sequence: what steps act on may be missing."""
     rng = random.Random(2)
     steps = [any_step(rng, name, comm.size) for name in rng.choices([*CALLS], k=40)]
     with program(comm, "host") as found:
-        return [found.replay(steps[first:]).faults for first in range(0, len(steps), 7)]
+        for first in range(0, len(steps), 7):
+            assert not found.replay(steps[first:]).faults
 
 
-@starts_ranks
-def test_steps_are_legal_whatever_came_before():
-    assert not any(run_mpi(missing_steps, 2)[0])
-
-
-def alone(comm, directory):
+@on_ranks(2)
+def test_a_fault_of_one_rank_is_a_fault(comm, directory):
     """A step that fails on one rank is a fault of the sequence on every rank."""
 
     def wrong(session):
@@ -347,10 +343,5 @@ def alone(comm, directory):
         patch.setitem(CALLS, "wrong", SimpleNamespace(function=wrong))
         patch.setitem(CALLS, "fine", SimpleNamespace(function=lambda session: session.ctx.zeros((4, 4))))
         outcome = replay(comm, device, directory, [Step(name, {}) for name in ("fine", "wrong", "fine")])
-        return outcome.at, outcome.kind, [fault.splitlines()[-1] for fault in outcome.faults]
-
-
-@starts_ranks
-def test_a_fault_of_one_rank_is_a_fault(tmp_path):
-    expected = [1, "RuntimeError", ["RuntimeError: on one rank"]]
-    assert [list(each) for each in run_mpi(alone, 2, directory=str(tmp_path))] == [expected] * 2
+        assert (outcome.at, outcome.kind) == (1, "RuntimeError")
+        assert [fault.splitlines()[-1] for fault in outcome.faults] == ["RuntimeError: on one rank"]

@@ -639,7 +639,9 @@ def test_interrupts_before_the_ranks_agree(comm):
         ctx.from_function(lambda i, j: (ctx.close(), i + j)[1], (4, 4))
 
 
-def descriptors(comm):
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+@on_ranks(3)
+def test_contexts_that_end_with_an_exception_keep_no_descriptors(comm):
     """However a context ends, its memory goes with it, and what that has of the process."""
     kept = []
     for end in ("closed", "with an exception", "early on one rank", "broken"):
@@ -657,12 +659,7 @@ def descriptors(comm):
         ctx = None
         gc.collect()
         kept.append(len(list(Path("/proc/self/fd").iterdir())))
-    return kept
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
-def test_contexts_that_end_with_an_exception_keep_no_descriptors():
-    assert all(len(set(kept)) == 1 for kept in run_mpi(descriptors, 3))
+    assert len({*kept}) == 1, kept
 
 
 @pytest.mark.parametrize("per_node", [3, 1])

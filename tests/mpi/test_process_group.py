@@ -165,8 +165,9 @@ def test_communicators_and_products(group: Any) -> Any:
     yield from products(group)
 
 
-def waits(group: Any) -> float:
-    """Return the seconds for which a rank was busy while it waited for one that comes late: it sleeps."""
+@on_ranks(3, runner=run_torch)
+def test_a_rank_that_waits_leaves_the_cores_to_gloo(group: Any) -> None:
+    """A rank that waits for one that comes late sleeps."""
     with pb.Context(group, engine="host") as ctx:
         if ctx.rank == 1:
             time.sleep(1)
@@ -174,14 +175,11 @@ def waits(group: Any) -> float:
         with ctx.agreement("a call"):
             pass
         ctx.comm.barrier()
-        return time.process_time() - start
+        assert time.process_time() - start < 0.2
 
 
-def test_a_rank_that_waits_leaves_the_cores_to_gloo():
-    assert max(run_torch(waits, 3)) < 0.2
-
-
-def breaks(group: Any) -> str:
+@on_ranks(3, runner=run_torch)
+def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context(group: Any) -> None:
     """One rank gets an exception in the middle of a move and catches it."""
     import pblasmp.comm.exchange as exchange
 
@@ -203,19 +201,10 @@ def breaks(group: Any) -> str:
         except (MemoryError, pb.ClosedError) as error:
             first = str(error)
         exchange.copy = original
-        if ctx.rank == 1 and first != "no room":
-            return f"rank 1 got {first!r}"
-        try:
+        assert ctx.rank != 1 or first == "no room"
+        why = "no collective call is possible any more: rank 1 left redistribute with MemoryError: no room$"
+        with pytest.raises(pb.ClosedError, match=f"^this context is broken, {why}"):
             a.gather()
-        except pb.ClosedError as error:
-            return str(error)
-    return "nothing was raised"
-
-
-def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context():
-    why = "this context is broken, no collective call is possible any more: "
-    why += "rank 1 left redistribute with MemoryError: no room"
-    assert run_torch(breaks, 3) == [why] * 3
 
 
 class Intruder:
@@ -225,7 +214,8 @@ class Intruder:
         return os._exit, (3,)
 
 
-def written_by_others(group: Any) -> bool:
+@on_ranks(3, runner=run_torch)
+def test_what_others_write_into_the_store_is_ignored(group: Any) -> None:
     """Whoever reaches the store can write where the ranks' notes lie."""
     with pb.Context(group, engine="host") as ctx:
         if ctx.rank == 0:
@@ -237,11 +227,7 @@ def written_by_others(group: Any) -> bool:
             a @ a
             time.sleep(0.05)
         ctx.control.channel.look()
-        return inside.notes_read(ctx) == (0 if ctx.rank == 0 else 4)  # who wrote gets none
-
-
-def test_what_others_write_into_the_store_is_ignored():
-    assert run_torch(written_by_others, 3) == [True] * 3
+        assert inside.notes_read(ctx) == (0 if ctx.rank == 0 else 4)  # who wrote gets none
 
 
 def leaves(group: Any) -> None:
@@ -270,17 +256,14 @@ def test_a_rank_that_leaves_ends_the_others():
     assert "ended with status 1" in str(failed.value)
 
 
-def without_a_group(group: Any) -> str:
+@on_ranks(1, runner=run_torch, launch=True)
+def test_under_torchrun_a_process_group_is_needed(group: Any) -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
     with pytest.raises(pb.UnsupportedError, match=r"call .*init_process_group first"):
         pb.Context(engine="host")
-    return "mpi4py" in sys.modules
-
-
-def test_under_torchrun_a_process_group_is_needed():
-    assert run_torch(without_a_group, 1, launch=True) == [False]
+    assert "mpi4py" not in sys.modules
 
 
 WITHOUT_LAUNCHER = """

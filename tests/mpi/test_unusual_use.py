@@ -157,7 +157,8 @@ NUMBERS = {
 }
 
 
-def derived(comm):
+@on_ranks(2)
+def test_options_of_derived_classes_whose_methods_fail_on_one_rank(comm):
     """On the last rank options are of classes of the user's."""
     outcomes, last = [], comm.rank == comm.size - 1
     with pb.Context(engine="host") as ctx:
@@ -175,20 +176,14 @@ def derived(comm):
                 name += f": {error!r}"
             outcomes.append(name)
             assert np.array_equal((a @ a).allgather(), np.eye(6))  # the context goes on
-    return outcomes
+    assert outcomes == [*TEXTS, *TEXTS, *NUMBERS]
 
 
-def test_options_of_derived_classes_whose_methods_fail_on_one_rank():
-    first, second = run_mpi(derived, 2)
-    assert first == second
-    assert first == [*TEXTS, *TEXTS, *NUMBERS]
-
-
-def long_texts(_):
+@on_ranks(2)
+def test_long_texts_are_cut_in_errors(comm):
     text = "x" * 100_000
     with pb.Context(engine="host") as ctx:
         a = ctx.scatter(np.eye(6), block=(2, 2))
-        lengths = []
         for call in (
             lambda: pb.matmul(a, a, algo=text),
             lambda: pb.matmul(a, a, op_a=text),
@@ -198,12 +193,7 @@ def long_texts(_):
         ):
             with pytest.raises(pb.PblasmpError) as raised:
                 call()
-            lengths.append(len(str(raised.value)))
-    return lengths
-
-
-def test_long_texts_are_cut_in_errors():
-    assert max(map(max, run_mpi(long_texts, 2))) < 5000
+            assert len(str(raised.value)) < 5000
 
 
 def test_plans_are_not_copied():
@@ -222,7 +212,8 @@ class Unnamed:
         raise RuntimeError(f"the user's {name}")
 
 
-def unnamed(comm):
+@on_ranks(2)
+def test_attributes_that_fail_on_one_rank(comm):
     """The last rank alone gives ``verify`` a function whose name cannot be read, and ``+`` such an operand."""
     last = comm.size - 1
     with pb.Context(engine="host") as ctx:
@@ -232,11 +223,7 @@ def unnamed(comm):
             pb.verify(given, a, found=a)
         with pytest.raises(RuntimeError, match=f"the user's ndim.*on rank {last}"):
             a + (given if comm.rank == last else 1)
-        return bool(pb.verify(pb.linalg.inv, a, found=a))
-
-
-def test_attributes_that_fail_on_one_rank():
-    assert run_mpi(unnamed, 2) == [True, True]
+        assert pb.verify(pb.linalg.inv, a, found=a)
 
 
 def test_tolerances_of_any_class_of_numbers():
