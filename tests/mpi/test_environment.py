@@ -118,7 +118,7 @@ def test_a_user_without_a_home(comm, directory):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tuned = pb.tune(pb.matmul, a, a)
-            yield f"tuned {rank}", None if bool(tuned.reason) == (rank == 0) else f"{tuned}"
+            assert bool(tuned.reason) == (rank == 0), f"tuned {rank}"
             if rank == 0:
                 yield "reason", None if "set PBLASMP_TUNING" in tuned.reason else tuned.reason
                 words = ["could not be saved", "on rank 0"]
@@ -139,7 +139,7 @@ def test_a_warning_that_is_an_error_on_one_rank_is_one_on_all(comm, directory):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pb.Context(comm, engine="host") as ctx:
-                yield "ignored", None if ctx.comm.allgather(1) == [1] * comm.size else "?"
+                assert ctx.comm.allgather(1) == [1] * comm.size, "ignored"
 
 
 @on_ranks(2)
@@ -149,7 +149,7 @@ def test_many_plans_with_warnings_as_errors(comm):
         a = ctx.zeros((8, 8), block=2)
         plans = [pb.plan(pb.matmul, a, a, alpha=float(i)) for i in (2, 3)]
         refuses(ctx, ResourceWarning, ["3 open plans"], pb.plan, pb.matmul, a, a)
-        yield "goes on", None if plans[0](a, a).norm() == 0 else "wrong"
+        assert plans[0](a, a).norm() == 0, "goes on: wrong"
 
 
 @on_ranks(2)
@@ -182,8 +182,8 @@ def test_an_engine_that_refuses_leaves_no_communicator(comm):
             yield f"case {i}", told if told or not made else f"{len(made)} communicators are left"
     with patch("pblasmp.comm.mpi_communicator.MpiCommunicator", Counted):
         with pb.Context(comm, engine="host"):
-            yield "counted", None if made else "none were seen"
-        yield "closed", None if not made else f"{len(made)} communicators are left"
+            assert made, "counted: none were seen"
+        assert not made, f"closed: {len(made)} communicators are left"
 
 
 @on_ranks(2, *only_long(5))
@@ -194,12 +194,12 @@ def test_values_of_any_size(comm):
     for size in sizes:
         for large in ({0}, {own.size - 1}, set(range(own.size))):
             values = [bytes([rank]) * (size if rank in large else 3) for rank in range(own.size)]
-            yield f"{size} on {large}", None if own.allgather(values[own.rank]) == values else "wrong values"
+            assert own.allgather(values[own.rank]) == values, f"{size} on {large}: wrong values"
     for root in (0, own.size - 1):
         for size in sizes:
             value = np.arange(size) if own.rank == root else None
             heard = own.bcast(value, root)
-            yield f"{size} from {root}", None if np.array_equal(heard, np.arange(size)) else "wrong value"
+            assert np.array_equal(heard, np.arange(size)), f"{size} from {root}: wrong value"
     own.free()
 
 
@@ -236,7 +236,7 @@ def threads_of_several(comm):
             inside.append(_threads())
             ctx[i].close()
         yield f"closed in order {order}", is_back()
-        yield f"while open, order {order}", None if inside == [limit] * 3 else f"{inside}"
+        assert inside == [limit] * 3, f"while open, order {order}"
     broken, whole = contexts(2)
     try:
         with broken.running("mine"):
@@ -245,7 +245,7 @@ def threads_of_several(comm):
             broken.comm.barrier()
     except (MemoryError, pb.errors.ClosedError):
         pass
-    yield "one is broken", None if _threads() == limit else "not limited any more"
+    assert _threads() == limit, "one is broken: not limited any more"
     whole.close()
     yield "the broken one is not closed", is_back()
     broken.close()
@@ -261,7 +261,7 @@ def threads_of_several(comm):
     ctx.fail(ValueError("shown at a prompt, which goes on"))
     yield "one has failed", is_back()
     alone.Free()
-    yield "while one is alone", None if inside == {ctx.engine.threads} else f"{inside}"
+    assert inside == {ctx.engine.threads}, "while one is alone"
 
 
 @on_ranks(4, runner=run_on_one_node)
@@ -277,9 +277,9 @@ def test_parts_of_a_job(comm):
     half.Free()
     cores = resources.machine_cores()
     expected = [(cores < comm.size,) * 2 + (max(1, cores // comm.size),)] * 2
-    yield "share", None if [each[:3] for each in found] == expected else f"{found} on {cores} cores"
+    assert [each[:3] for each in found] == expected, f"share: {found} on {cores} cores"
     workers = [max(1, min(1, cores / comm.size) * size // 1) for size in (comm.size, comm.size // 2)]
-    yield "workers", None if [each[3] for each in found] == workers else f"{found} on {cores} cores"
+    assert [each[3] for each in found] == workers, f"workers: {found} on {cores} cores"
 
 
 def _threads():

@@ -88,7 +88,7 @@ def test_locked(comm, directory):
             refuses(ctx, pb.ArgumentError, words, a.save, path, dataset="a")
             refuses(ctx, pb.ArgumentError, words, ctx.open_file, path)
             after = on_rank_0(comm, lambda: tree(directory))
-            yield f"open in h5py, {mode}: untouched", None if after == before else f"{sorted(after)}"
+            assert after == before, f"open in h5py, {mode}: untouched: {sorted(after)}"
             if opened is not None:
                 opened.close()
             comm.Barrier()
@@ -110,12 +110,12 @@ def test_locked(comm, directory):
                 if (
                     where == path
                 ):  # a save changes nothing in the old file, so its lock keeps nobody from loading
-                    yield "loading meanwhile", None if values_of(ctx, path, "old") == [1] else "wrong"
+                    assert values_of(ctx, path, "old") == [1], "loading meanwhile: wrong"
                 a.save(file, dataset="two")
             b.save(where, dataset="b")
             expected = ["b", *["old"] * (where == path), "one", "two"]
             found = on_rank_0(comm, lambda where=where: list(h5py.File(where)))
-            yield f"{where.name} in the end", None if found == expected else f"{found}"
+            assert found == expected, f"{where.name} in the end"
 
 
 @on_ranks(2)
@@ -149,7 +149,7 @@ def test_changed_meanwhile(comm, directory):
             found = on_rank_0(comm, lambda where=where: sorted(h5py.File(where, locking=False)))
             expected = ["old", "other"] if where == path else ["other"]
             left = on_rank_0(comm, lambda: [x for x in names(directory) if "pblasmp" in x])
-            yield f"{number}: as it is", None if (found, left) == (expected, []) else f"{found} {left}"
+            assert (found, left) == (expected, []), f"{number}: as it is: {found} {left}"
             if where == path:
                 on_rank_0(comm, lambda: h5py.File(path, "a", locking=False).__delitem__("other"))
     del os.environ["HDF5_USE_FILE_LOCKING"]
@@ -174,7 +174,7 @@ def test_halfway(comm, directory):
                 assert first_error is None, first_error
 
         refuses(ctx, pb.ClosedError, ["could not be saved"], call)
-        yield "nothing is left", None if names(directory) == [] else f"{names(directory)}"
+        assert names(directory) == [], "nothing is left"
 
 
 # -- HDF5: what a dataset keeps
@@ -236,15 +236,15 @@ def test_kept(comm, directory):
                     yield f"{name}, {shape}, {turn}", wrong
                     found = ctx.load(path, dataset="x", block=2)
                     same = found.shape == shape and values_of(ctx, path, "x") == [7]
-                    yield f"{name}, {shape}, {turn}: numbers", None if same else f"{found.shape}"
+                    assert same, f"{name}, {shape}, {turn}: numbers: {found.shape}"
         a.save(path, dataset="ahead")
-        yield "a soft link ahead", None if values_of(ctx, path, "made/later") == [7] else "wrong"
+        assert values_of(ctx, path, "made/later") == [7], "a soft link ahead: wrong"
         small = ctx.full((4, 4), 1.0, block=2, dtype="float8_e4m3fn")
         small.save(path, dataset="new")
         a = ctx.full((4, 4), 7.0, block=2)
         a.save(path, dataset="new")
         kind = ctx.load(path, dataset="new", block=2).dtype
-        yield "the mark of another type", None if kind == np.float64 else f"{kind}"
+        assert kind == np.float64, "the mark of another type"
 
 
 @on_ranks(2)
@@ -277,12 +277,12 @@ def test_referred(comm, directory):
             other = ctx.zeros((3, 3), block=2)
             words = ["refers to it", "'x'"]
             refuses(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
-            yield f"{how}: untouched", None if on_rank_0(comm, path.read_bytes) == before else "changed"
+            assert on_rank_0(comm, path.read_bytes) == before, f"{how}: untouched: changed"
             address = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
             ctx.full((4, 4), 5.0, block=2).save(path, dataset="x")
             now = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
             same = now == address and values_of(ctx, path, "x") == [5]
-            yield f"{how}: the same object", None if same else f"{address} {now}"
+            assert same, f"{how}: the same object: {address} {now}"
             ctx.full((4, 4), 6.0, block=2).save(path, dataset="y")
 
 
@@ -346,9 +346,9 @@ def test_led_out(comm, directory):
             refuses(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
             refuses(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
         for name in ("virtual", "ext/c"):
-            yield f"load {name}", None if values_of(ctx, main, name) == [1] else "wrong"
+            assert values_of(ctx, main, name) == [1], f"load {name}: wrong"
         after = on_rank_0(comm, lambda: tree(directory))
-        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
 
 
 # -- all formats
@@ -372,7 +372,7 @@ def test_special_values(comm, directory):
             a.save(Path(directory) / file, dataset=dataset)
             b = ctx.load(Path(directory) / file, a.descriptor, dataset=dataset)
             same = b.local.tobytes() == a.local.tobytes()
-            yield f"{what}, {name}, {kind}", None if same else f"{a.local} became {b.local}"
+            assert same, f"{what}, {name}, {kind}: {a.local} became {b.local}"
 
 
 @on_ranks(2)
@@ -387,7 +387,7 @@ def test_modes(comm, directory):
             new = [0o750, 0o640] if where.is_dir() else [0o640]
             files_in = [where / "zarr.json"] * where.is_dir()
             found = [stat.S_IMODE(x.stat().st_mode) for x in (where, *files_in)]
-            yield f"new, {kind}", None if found == new else f"{found}"
+            assert found == new, f"new, {kind}"
             for folder_mode, file_mode in ((0o700, 0o600), (0o775, 0o664), (0o755, 0o600), (0o777, 0o666)):
                 comm.Barrier()
                 if comm.rank == 0:
@@ -424,8 +424,8 @@ def test_long_names(comm, directory):
             path = Path(directory) / ("n" * (255 - len(ending)) + ending)
             for turn in range(2):
                 a.save(path, dataset=dataset)
-                yield f"{ending}, {turn}", None if values_of(ctx, path, dataset) == [1] else "wrong"
-        yield "nothing else", None if len(names(directory)) == 3 else f"{names(directory)}"
+                assert values_of(ctx, path, dataset) == [1], f"{ending}, {turn}: wrong"
+        assert len(names(directory)) == 3, "nothing else"
 
 
 @on_ranks(2)
@@ -619,7 +619,7 @@ def test_crafted(comm, directory):
             refuses(ctx, pb.ArgumentError, [name], ctx.load, here / name)
         refuses(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
         after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
-        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
 
 
 @on_ranks(2)
@@ -639,10 +639,10 @@ def test_zarr_saves(comm, directory):
                 zarr.open_group(path, mode="a")
 
         refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
-        yield ("a failure leaves no groups", None if on_rank_0(comm, lambda: names(here)) == [] else "left")
+        assert on_rank_0(comm, lambda: names(here)) == [], "a failure leaves no groups: left"
         a.save(path, dataset="p/q/x", progress=make_group)
         found = values_of(ctx, path, "p/q/x"), values_of(ctx, path, "p/other")
-        yield "a group that another job made", None if found == ([1], [1]) else f"{found}"
+        assert found == ([1], [1]), "a group that another job made"
         if comm.rank == 0:
             with_attributes = zarr.open_array(path / "p/q/x", mode="r+")
             with_attributes.attrs.update({"unit": "eV", "n": 3})
@@ -661,7 +661,7 @@ def test_zarr_saves(comm, directory):
         )
         seen = zarr.open_group(here / "old_group.zarr", mode="r")["x/y"].shape
         kept_format = (here / "old.zarr" / ".zarray").exists() and seen == (3, 5)
-        yield "the format of what is there", None if kept_format else "another"
+        assert kept_format, "the format of what is there: another"
         comm.Barrier()
         if comm.rank == 0:
             (here / "old.zarr" / "notes.txt").write_text("a user's")
@@ -676,22 +676,22 @@ def test_zarr_saves(comm, directory):
             left.mkdir()
             path.rename(left.with_suffix(".old"))
         comm.Barrier()
-        yield "put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        assert values_of(ctx, path, "p/q/x") == [2], "put back by load: wrong"
         if comm.rank == 0:
             left = path / "p" / "q" / ".x.pblasmp-0123456789abcdef.tmp"
             left.mkdir()
             (path / "p" / "q" / "x").rename(left.with_suffix(".old"))
         comm.Barrier()
-        yield "an array put back by load", None if values_of(ctx, path, "p/q/x") == [2] else "wrong"
+        assert values_of(ctx, path, "p/q/x") == [2], "an array put back by load: wrong"
         a.save(path, dataset="p/q/x")
         left = on_rank_0(comm, lambda: names(path / "p" / "q"))
-        yield "nothing is left of it", None if left == ["x", "zarr.json"] else f"{left}"
+        assert left == ["x", "zarr.json"], "nothing is left of it"
         if comm.rank == 0:
             (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
         words = ["notes.txt", "not replaced"]
         refuses(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
         left = on_rank_0(comm, lambda: names(here))
-        yield "nothing else", None if left == ["g.zarr", "old.zarr", "old_group.zarr"] else f"{left}"
+        assert left == ["g.zarr", "old.zarr", "old_group.zarr"], "nothing else"
 
 
 @pytest.mark.parametrize("one_step", [True, False])
@@ -720,8 +720,8 @@ def test_an_exception_at_any_step_loses_nothing(comm, directory, one_step):
                     _, where = steps(call, "pblasmp/matrix/io/", stop_at)
                     gc.collect()
                 found = values_of(ctx, path, dataset)
-                yield f"{kind}, {where}", None if found in ([0], [1]) else f"{found}"
+                assert found in ([0], [1]), f"{kind}, {where}"
                 state[0] = int(found[0])
             call()
         left = names(directory)
-        yield "nothing else", None if left == sorted(file for file, _ in FORMATS.values()) else f"{left}"
+        assert left == sorted(file for file, _ in FORMATS.values()), f"nothing else: {left}"

@@ -53,7 +53,7 @@ def test_there_and_back(comm, directory):
             left = sorted(x.name for x in Path(directory).iterdir())
             comm.Barrier()
             expected = [n for n, _ in list(NAMES.values())[: list(NAMES).index(kind) + 1]]
-            yield f"{kind}: nothing else is left", None if left == sorted(expected) else f"{left}"
+            assert left == sorted(expected), f"{kind}: nothing else is left"
 
 
 @on_ranks(1, 2, *only_long(4))
@@ -174,7 +174,7 @@ def test_errors(comm, directory):
             yield f"{name}, left halfway", wrong
         comm.Barrier()
         after = sorted(str(x) for x in here.rglob("*"))
-        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
         comm.Barrier()
         if comm.size > 1:
             mine = "x" if comm.rank else "y"
@@ -205,11 +205,11 @@ def test_several(comm, directory):
                 call = other.zeros((2, 2)).save, file
                 refuses(ctx, pb.ArgumentError, ["another context"], *call, dataset="a")
                 comm.Barrier()
-                yield f"{turn}: not there before it is whole", None if turn == path.exists() else "there"
+                assert turn == path.exists(), f"{turn}: not there before it is whole: there"
                 comm.Barrier()
             for name, x in values.items():
                 yield f"{turn}: {name}", misplaced(ctx.load(path, dataset=name, block=3), x)
-        yield "copied once", None if len(copies) == (comm.rank == 0) else f"{len(copies)} copies"
+        assert len(copies) == (comm.rank == 0), f"copied once: {len(copies)} copies"
         refuses(ctx, pb.ClosedError, ["the file is closed"], a.save, file, dataset="a")
     hdf5.shutil.copyfile = copyfile
 

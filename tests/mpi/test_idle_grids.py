@@ -66,21 +66,21 @@ def test_again(comm):
         pblas.gridexit(first)
         del arrays
         gc.collect()
-        yield "memory", None if not any(each() for each in left) else "arrays are kept"
-        yield "freed", None if pblas.gridinfo(first) == (-1,) * 4 else "still a context"
+        assert not any(each() for each in left), "memory: arrays are kept"
+        assert pblas.gridinfo(first) == (-1,) * 4, "freed: still a context"
         open_ = inside and (inside.context in pb.Context.all_open() or "closed" not in repr(inside.context))
         yield "its context", "is open" if open_ else None
         second = made(comm)
-        yield "number", None if second == first else f"{first}, then {second}"
+        assert second == first, f"number: {first}, then {second}"
         place = (*SHAPE, 0, comm.rank) if inside else (-1,) * 4
-        yield "place", None if pblas.gridinfo(second) == place else str(pblas.gridinfo(second))
+        assert pblas.gridinfo(second) == place, "place"
         yield "after", product(second, 4.0)[1]
         both = made(comm)
         yield "two at once", None if first == -1 or both != second else "one number"
         pblas.gridexit(both)
         pblas.gridexit(second)
         numbers = [made(comm), made(comm)]
-        yield "both again", None if numbers == [second, both] else str(numbers)
+        assert numbers == [second, both], "both again"
         for number in numbers:
             pblas.gridexit(number)
 
@@ -108,7 +108,7 @@ def test_others(comm):
             yield "over a Context", None if not inside or over != number else "the same"
             pblas.gridexit(over)
         backwards.Free()
-        yield "the same", None if freed(comm) == number else "another"
+        assert freed(comm) == number, "the same: another"
 
 
 @on_ranks(4)
@@ -152,7 +152,7 @@ def test_state(comm):
         yield "awake", None if not grid or inside.limits_blas(engine) else "BLAS's threads are not limited"
         yield "measured", None if not grid or engine.measured is not measured else "what it was"
         found = not grid or pb.Context.named(grid.context.name) is grid.context
-        yield "name", None if found else "not found"
+        assert found, "name: not found"
         pblas.gridexit(number)
 
 
@@ -173,7 +173,7 @@ def test_failures(comm):
             except (MemoryError, pb.ClosedError) as error:
                 told = type(error)
         expected = -1 if comm.rank == 3 else MemoryError if comm.rank == 1 else pb.ClosedError
-        yield "of one rank", None if told == expected else str(told)
+        assert told == expected, "of one rank"
         found = made(comm)
         yield "the next", product(found, 2.0)[1] or (None if found == -1 or found != number else "the same")
         pblas.gridexit(found)
@@ -182,7 +182,7 @@ def test_failures(comm):
             told = pblas.gridinit(comm, "Row", *SHAPE, engine=engine)
         except Exception as error:  # noqa: BLE001 - compared
             told = str(error)
-        yield "an engine without a text", None if "no text" in str(told) else str(told)
+        assert "no text" in str(told), "an engine without a text"
 
 
 END = """

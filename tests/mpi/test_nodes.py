@@ -42,7 +42,7 @@ def everything(comm, nodes, folder):
     with pb.Context(comm, engine="host") as ctx:
         found, together = seen(ctx, comm)
         mine = next(ranks for ranks in nodes if comm.rank in ranks)
-        yield "nodes", None if (found, together) == (nodes, len(mine)) else f"{found}, MPI: {together}"
+        assert (found, together) == (nodes, len(mine)), f"nodes: {found}, MPI: {together}"
 
         whole = numbers(rng, (37, 29), np.dtype("float64"))
         a = scattered(ctx, layout(rng, whole.shape, comm.size), whole)
@@ -126,7 +126,7 @@ def direct_calls_without_mpi(group, ranks_per_node):
             values = np.arange(36.0).reshape(6, 6)
             a = ctx.scatter(values, block=2)
             yield "product by gloo", misplaced(a @ a, values @ values)
-            yield "no sockets", None if ctx.control.board is None else "they are connected"
+            assert ctx.control.board is None, "no sockets: they are connected"
         comm.free()
 
 
@@ -138,9 +138,9 @@ def boards(comm):
     board = control.board
     yield "boards", None if ranks.node is ranks.board is None and board is not None else "none, or too many"
     numbers = [vote_on(control, "a call", 7), vote_on(control, "a call", 8 + comm.rank)]
-    yield "votes", None if numbers == [True, False] else f"{numbers}"
+    assert numbers == [True, False], "votes"
     told = gather_on(control, "a call", 9, [comm.rank])
-    yield "what ranks tell", None if told == [(rank,) for rank in range(comm.size)] else f"{told}"
+    assert told == [(rank,) for rank in range(comm.size)], "what ranks tell"
     ranks.free()
     control.free()
 
@@ -248,13 +248,12 @@ def volumes(comm, nodes):
                 most = 8 * sum(needed(a, ranks, lambda _: (every, every)) for ranks in nodes)
                 found = sent(pb.linalg.cholesky, a, out=out)
                 half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
-                yield f"Cholesky on {a_grid}", None if half else f"{found} bytes, of all elements {most}"
+                assert half, f"Cholesky on {a_grid}: {found} bytes, of all elements {most}"
                 with changed_limits(width=4, part=4):
                     found = sent(pb.linalg.cholesky, a, out=out)
                 workers = min(ctx.engine.operations.workers, comm.size, n // 4)
                 expected = 8 * dealt(a.descriptor, nodes, 4, workers)
-                fault = None if found == expected else f"{found} bytes, expected {expected}"
-                yield f"dealt Cholesky on {a_grid}", fault
+                assert found == expected, f"dealt Cholesky on {a_grid}: {found} bytes"
 
 
 @on_ranks(2, on_nodes="blocks:2")
@@ -271,7 +270,7 @@ def test_a_rank_without_room_for_messages(comm):
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.scatter(values, block=2)
             yield "product", misplaced(a @ a, values @ values)
-            yield "messages of the core", None if ctx.control.board is None else "one rank has room"
+            assert ctx.control.board is None, "messages of the core: one rank has room"
 
 
 def sat(comm):

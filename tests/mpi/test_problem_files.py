@@ -105,7 +105,7 @@ def run_routines(comm, dtype, spoiled=None):
                     ctx.scatter = changed
                 _, wrong = run_routine(ctx, found, "auto", Reporter())
                 wrong = comm.bcast(wrong)
-                yield f"{name} {flags} {list(of)}", None if (wrong > 0) == (spoiled is not None) else wrong
+                assert (wrong > 0) == (spoiled is not None), f"{name} {flags} {list(of)}"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def ranked(comm, count):
     with pb.Context(comm, engine="host") as ctx, patched:
         for i in range(count):
             yield cases.ranked_case(ctx, rng, TYPES[i % 4])
-        yield "library", None if ctx.engine.mpi_libraries.get("ScaLAPACK") else "not called"
+        assert ctx.engine.mpi_libraries.get("ScaLAPACK"), "library: not called"
 
 
 def test_least_squares_by_scalapack(monkeypatch):

@@ -40,7 +40,7 @@ def verdicts(comm, grid):
             d = pb.matmul(a, b, c, **scalars)
             good = pb.verify(a, b, c, d, **scalars)
             name = f"{dtype} {op_a}{op_b} {m} {n} {k}"
-            yield f"{name} right", None if good.ok else f"{good} though D is right"
+            assert good.ok, f"{name} right: {good} though D is right"
             if m * n == 0:
                 continue
             for value, expected in ((1.0, "wrong"), (np.nan, "NaN")):
@@ -130,16 +130,13 @@ def test_exactly(comm):
             how = {"alpha": 2, "beta": -1, "exact": True}
             found = pb.verify(a, b, c, d, **how)
             right = (found.ok, found.error, found.bound, found.wrong) == (True, 0, 0, 0)
-            yield f"{dtype} {order}", None if right else f"{found}"
+            assert right, f"{dtype} {order}: {found}"
             part = pb.verify(a[1:6, :], b, c[1:6, :], d[1:6, :], **how)
-            yield f"{dtype} {order}, a part", None if part else f"{part}"
+            assert part, f"{dtype} {order}, a part"
             nothing, doubled = ctx.full(c.descriptor, np.nan), pb.matmul(a, b, alpha=2)
             for exact in (False, True):
                 found = pb.verify(a, b, nothing, doubled, alpha=2, beta=0, exact=exact)
-                yield (
-                    f"{dtype} {order}, a C of NaN that counts for nothing, {exact}",
-                    None if found else f"{found}",
-                )
+                assert found, f"{dtype} {order}, a C of NaN that counts for nothing, {exact}"
             for i, j in ((0, 0), (8, 10)):
                 if d.descriptor.owner(i, j) == ctx.rank:
                     _, li, lj = d.descriptor.to_local(i, j)
@@ -150,7 +147,7 @@ def test_exactly(comm):
                 ctx, TypeError, ["exact: expected True or False"], pb.verify, a, b, c, d, exact=np.ones(2)
             )
             same = len({repr(each) for each in ctx.comm.allgather(repr(found))}) == 1
-            yield f"{dtype} {order}, everywhere", None if same else "the ranks have different answers"
+            assert same, f"{dtype} {order}, everywhere: the ranks have different answers"
 
 
 @on_ranks(1, 2, *only_long(4))
@@ -167,7 +164,7 @@ def test_schemes(comm):
             for exact in (False, True):
                 found = pb.verify(a, b, None, d, **ops, exact=exact)
                 close = found.error < 1e-14 if exact else found.ok
-                yield f"{scheme} {order} {exact}", None if close else f"{found}"
+                assert close, f"{scheme} {order} {exact}: {found}"
             if ctx.rank == ctx.size - 1:
                 d.local[0, 0] += 1
             found = pb.verify(a, b, None, d, **ops)
@@ -219,7 +216,7 @@ def test_epilogues_and_scales(comm):
             d = ctx.empty(pb.MatrixDescriptor((48, 48), 16, grid, dtype=dtype))
             pb.matmul(a, b, op_b="T", out=d, scales=scales)
             good = pb.verify(a, b, None, d, op_b="T", scales=scales)
-            yield f"scales to {dtype}", None if good else f"{good} though D is right"
+            assert good, f"scales to {dtype}: {good} though D is right"
             for number, other in enumerate(others):
                 bad = pb.verify(a, b, None, d, op_b="T", scales=other)
                 yield f"scales to {dtype}, others {number}", f"{bad} though D is wrong" if bad else None

@@ -163,14 +163,14 @@ def test_communicators(comm: Any, path: str) -> Any:
                 made = [(call["nprow"], call["npcol"]) for call in lib.of("GridCreate")]
                 by_size = {(call["nprow"] * call["npcol"], call["comm"]) for call in lib.of("GridCreate")}
             mine = [grid.shape for grid in grids[:4] if comm.rank < grid.size]
-            yield f"{how}: grids", None if made == mine else f"{made}"
+            assert made == mine, f"{how}: grids"
             sizes = {size for size, _ in by_size}
             handles = {size: lib.gpu.communicators[handle] for size, handle in by_size}
             right = len(by_size) == len(sizes) and all(c.size == size for size, c in handles.items())
             used = (comm.size, own.ptr) in by_size
             yield f"{how}: communicators", None if right and used == (given is not None) else f"{by_size}"
             left = [address for kind, address in lib.gpu.alive if kind == "communicator"]
-            yield f"{how}: given back", None if left == [own.ptr] else f"{lib.gpu.alive}"
+            assert left == [own.ptr], f"{how}: given back: {lib.gpu.alive}"
         own.destroy()
         lib.assert_clean()
         lib.gpu.assert_clean()

@@ -412,7 +412,7 @@ def test_promises_of_errors(comm: Any, path: str) -> Any:
             measured.add(measured.entry(problem, Options(), {"push": 1e-9}, "today"))
         pb.matmul(a, b, out=c)
         direct = queued() == before + 1 and not plans_kept(ctx)
-        yield "direct after measurements", None if direct else "they were planned"
+        assert direct, "direct after measurements: they were planned"
         before = queued()
         for name, words, call, how in (
             ("alpha", ["alpha", "1", "2"], pb.matmul, {"alpha": 1 + comm.rank}),
@@ -424,7 +424,7 @@ def test_promises_of_errors(comm: Any, path: str) -> Any:
         wrong = agreed_error(ctx, pb.ArgumentError, ["shares memory"], pb.matmul, a, c[:, :], out=c)
         yield "overlap", first(wrong, queued() - before and "something was queued")
         pb.matmul(a, b, out=c)
-        yield "afterwards", None if queued() == before + 1 else "the next call was not direct"
+        assert queued() == before + 1, "afterwards: the next call was not direct"
 
         def fails(*arguments: int) -> None:
             raise RuntimeError("no launch")

@@ -177,7 +177,7 @@ def failures(
         mine = [place for place in dict.fromkeys(lib.gpu.called) if place not in SPARED]
         lib.assert_clean()
         lib.gpu.assert_clean()
-    yield "places", None if len(mine) >= (10 if varied else 40) else f"{len(mine)}"
+    assert len(mine) >= (10 if varied else 40), "places"
     for failing in range(comm.size):
         places = comm.bcast(mine if comm.rank == failing else None, failing)
         for place in dict.fromkeys((ALONE, *places[failing::keep])):
@@ -240,7 +240,7 @@ def test_while_another_gpu_is_current(comm: Any, path: str, reach: bool) -> Any:
         begins(lib, comm)
         used = [event for event in lib.gpu.events if ITS_STREAM in event]
         yield "its stream", f"{used[:9]}" if used else None
-        yield "afterwards", None if lib.gpu.current == OTHER else f"GPU {lib.gpu.current} is current"
+        assert lib.gpu.current == OTHER, f"afterwards: GPU {lib.gpu.current} is current"
         yield "faults", "\n".join(dict.fromkeys(lib.gpu.faults)) or None
         lib.gpu.callers = OTHER
         lib.assert_clean()
@@ -263,16 +263,11 @@ def test_gpus_of_different_capability(comm: Any, path: str) -> Any:
     """8-bit products are left to what every GPU has, also where only one of them is too old."""
     capability = "80" if comm.rank == 1 else "90"
     with context(path, comm=comm, capability=capability) as (ctx, _):
-        yield (
-            "least",
-            None
-            if ctx.engine.session.runtime.capability == 80
-            else str(ctx.engine.session.runtime.capability),
-        )
+        assert ctx.engine.session.runtime.capability == 80, "least"
         p = float8.problem("gemm", comm.size, (float8.E4, float8.E4, "float32"), "C")
         a, b = ctx.zeros(p.a), ctx.zeros(p.b)
         words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]
         refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="default")
         yield "refused", refused
         with pb.plan(pb.matmul, a, b, op_b="T") as plan:
-            yield "auto", None if plan.report().algorithm == "gathered" else str(plan.report())
+            assert plan.report().algorithm == "gathered", "auto"

@@ -112,13 +112,13 @@ def test_lost_gpus(comm: Any, path: str) -> Any:
                 while lib.gpu.stuck and time.monotonic() < deadline:
                     time.sleep(0.01)
                 how = {how for _, how in lib.gpu.aborted}
-                yield f"{name}: what ends", None if how == {"comm_abort"} else f"{lib.gpu.aborted}"
+                assert how == {"comm_abort"}, f"{name}: what ends: {lib.gpu.aborted}"
             else:
                 yield f"{name}: what ends", f"{lib.gpu.aborted}" if lib.gpu.aborted else None
             quiet = comm.rank == 1
             blocked = [fault for fault in lib.gpu.faults if "asnumpy" in fault]
             yield f"{name}: on the host", f"{blocked}" if blocked else None
-            yield f"{name}: destructors", None if (sys.unraisablehook is not hook) == quiet else "are heard"
+            assert (sys.unraisablehook is not hook) == quiet, f"{name}: destructors: are heard"
             sys.unraisablehook = hook
 
 
@@ -131,7 +131,7 @@ def test_rank_that_leaves(comm: Any, path: str) -> Any:
         if comm.rank == 1:
             with pytest.raises(ZeroDivisionError), ctx.running("matmul"):
                 raise ZeroDivisionError("injected")
-            yield "there", None if {how for _, how in lib.gpu.aborted} <= {"abort"} else f"{lib.gpu.aborted}"
+            assert {how for _, how in lib.gpu.aborted} <= {"abort"}, "there"
         else:
             error = raised(ctx.engine.synchronize)
             yield "there", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
@@ -158,7 +158,7 @@ def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
         error = raised(plan)
         lib.gpu.connecting = False
         if comm.rank == 1:
-            yield "error", None if error is cause else f"raised {error!r}"
+            assert error is cause, f"error: raised {error!r}"
         else:
             yield "error", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
         again = raised(ctx.zeros, (4, 4))
@@ -256,7 +256,7 @@ def test_memory_that_is_short(comm: Any, path: str) -> Any:
                     break
                 yield f"{name}, {comm.bcast(met, 1)}", wrong(error, MemoryError, " bytes", "(on rank 1)")
             yield f"{name}: in the end", error and repr(error)
-            yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
+            assert comm.bcast(failed, 1), f"{name}: tried: nothing is allocated"
 
 
 @on_ranks(2)
@@ -318,7 +318,7 @@ def test_another_context(comm: Any, path: str) -> Any:
             freed = {event[1] for event in lib.gpu.events[began:] if event[0] == "window released"}
             left = memory - freed  # what users have, and flags, which the other rank may still write
             here = len(memory) == 4 and len(left) == 2 and kept.local.data.ptr in left
-            yield f"{breaks}: freed", None if here else f"of {memory} is left {left}"
+            assert here, f"{breaks}: freed: of {memory} is left {left}"
             yield f"{breaks}: turns", "takes one" if takes_turns(session) else None
             a = other.zeros((64, 64), block=8, dtype="float32")
             for algo in ("push", "default"):
@@ -332,7 +332,7 @@ def test_another_context(comm: Any, path: str) -> Any:
         error = raised(pb.Context, comm)
         yield "for ever", wrong(error, pb.StatusError, "rank 0: on its GPU, work of a broken context")
         with pb.Context(comm, engine="host") as ctx:
-            yield "CPU ranks", None if ctx.eye((4, 4), block=2).sum() == 4 else "wrong"
+            assert ctx.eye((4, 4), block=2).sum() == 4, "CPU ranks: wrong"
 
 
 # -- one rank

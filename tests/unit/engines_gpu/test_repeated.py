@@ -219,19 +219,19 @@ def unlike_calls(ctx: pb.Context, lib: Multiplying, patch: pytest.MonkeyPatch) -
 
     for _ in range(5):
         last = multiply()
-    yield "replayed", None if last == 1 else f"{last} launches"
+    assert last == 1, f"replayed: {last} launches"
     if ctx.rank:
         time.sleep(0.05)  # longer than a vote waits in the core
-    yield "one rank is late", None if multiply() == 1 else "not launched"
+    assert multiply() == 1, "one rank is late: not launched"
     found = multiply(other if ctx.rank else x)
-    yield "one rank's array is elsewhere", None if found == 0 else f"{found} launches"
-    yield "again", None if multiply() == 1 else "not launched"
+    assert found == 0, f"one rank's array is elsewhere: {found} launches"
+    assert multiply() == 1, "again: not launched"
     try:
         multiply(algo="pull" if ctx.rank else "push")
         yield "another call", "no error"
     except pb.RankMismatchError as error:
         yield "another call", None if "algo" in str(error) else str(error)
-    yield "after it", None if multiply() == 1 else "not launched"
+    assert multiply() == 1, "after it: not launched"
 
 
 def unlike_tokens(ctx: pb.Context, _: Multiplying, patch: pytest.MonkeyPatch) -> Any:
@@ -268,21 +268,21 @@ def direct_calls(ctx: pb.Context, lib: Multiplying, _: pytest.MonkeyPatch) -> An
     sets = 2 if ctx.size > 1 else 1
     found = [multiply() for _ in range(3 * sets)]
     recorded = [[0, 1, 0]] * (2 * sets) + [[0, 2, 1]] * sets
-    yield "until it is recorded", None if found == recorded else f"{found}"
+    assert found == recorded, "until it is recorded"
     found = [multiply() for _ in range(4)]
-    yield "after it", None if found == [[1, 0, 0]] * 4 else f"{found}"
+    assert found == [[1, 0, 0]] * 4, "after it"
     if ctx.rank:
         time.sleep(0.05)
     found = [multiply() for _ in range(2)]
-    yield "one rank is late", None if found == [[1, 0, 0]] * 2 else f"{found}"
+    assert found == [[1, 0, 0]] * 2, "one rank is late"
     ctx.engine.session.runtime.arena.replaced()
     found = multiply()
-    yield "memory was replaced", None if found == [0, 2, 1] else f"{found}"
+    assert found == [0, 2, 1], "memory was replaced"
     multiply()
     if ctx.rank == ctx.size - 1:
         inside.bound_calls(ctx).clear()
     found = [multiply() for _ in range(2)]
-    yield "one rank has forgotten it", None if found == [[0, 1, 0]] * 2 else f"{found}"
+    assert found == [[0, 1, 0]] * 2, "one rank has forgotten it"
     if ctx.size > 1:
         try:
             multiply(beta=ctx.rank)

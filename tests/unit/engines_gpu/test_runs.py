@@ -262,4 +262,4 @@ def test_a_barrier_follows_what_overlaps(comm, path):
                 notes = " ".join(plan.report().notes)
             meets = scheme != "gemm" and algo != "no_overlap"
             fine = events == ["Matmul", "all_reduce"][: 1 + meets] and ("a barrier follows" in notes) == meets
-            yield f"{scheme} {algo}", None if fine else f"{events} {notes}"
+            assert fine, f"{scheme} {algo}: {events} {notes}"

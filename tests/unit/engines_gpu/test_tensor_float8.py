@@ -76,7 +76,7 @@ def test_what_is_refused(comm: Any, path: str) -> Any:
                 said = "8-bit operands are multiplied in bfloat16" in report
                 if form != "matmul_allgather":
                     said = said and ("expected multiples of 16" in report or "for equal shares" in report)
-                yield f"{form} report", None if said else report
+                assert said, f"{form} report: {report}"
         case = Case(ctx, rng, "matmul_allreduce", TYPES[3], 16, 16, 16 * p, activation="relu")
         fused = ["epilogue: relu bias cannot be fused", "by then an 8-bit D has been rounded"]
         refused = agreed_error(ctx, pb.UnsupportedError, fused, lambda: case(algo="default"))
@@ -196,7 +196,7 @@ def test_before_ada(comm: Any, path: str) -> Any:
                 yield f"{form} auto", case.wrong(case(), tolerance=2.0**-8)
                 with case.plan(algo="push") as plan:
                     said = f"by messages: {words[0]}" in str(plan.report())
-                    yield f"{form} push", None if said else str(plan.report())
+                    assert said, f"{form} push: {plan.report()}"
                 for name in sorted(PRODUCTS[form].keys() - {"push", "one_kernel"}):
                     ranks = PRODUCTS[form][name].ranks
                     if ranks in (None, p):
@@ -207,7 +207,7 @@ def test_before_ada(comm: Any, path: str) -> Any:
             refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push")
             yield "matmul", refused
             with pb.plan(pb.matmul, a, b, op_b="T") as plan:
-                yield "matmul auto", None if plan.report().algorithm == "gathered" else str(plan.report())
-        yield "cuBLASLt", None if lib.gpu.lt.calls else "is not asked"
+                assert plan.report().algorithm == "gathered", "matmul auto"
+        assert lib.gpu.lt.calls, "cuBLASLt: is not asked"
         lib.assert_clean()
         lib.gpu.assert_clean()
