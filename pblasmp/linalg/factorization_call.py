@@ -427,7 +427,8 @@ def _as_lapack(pivots: Pivots, order: int) -> bytes | None:
 
 def flag(value: object) -> object:
     """Return a Python bool for one of NumPy, for 0 and for 1, other values as they are. Local."""
-    known = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
+    number = isinstance(value, (int, np.integer, np.bool_)) and not isinstance(value, np.timedelta64)
+    known = number and value in (0, 1)
     return bool(value) if known else value
 
 

@@ -249,7 +249,7 @@ def test_refusals(comm):
              lambda: la.lu_solve(la.lu_factor(a), a, 3)),
             (argument, ["trans: expected 0, 1, 2"], lambda: la.lstsq(a, a, trans=np.array(["N", "T"]))),
             (argument, ["trans: expected 0, 1, 2", "timedelta64"],
-             lambda: la.lstsq(a, a, trans=np.timedelta64(1) if ctx.rank else 0)),
+             lambda: la.lstsq(a, a, trans=np.timedelta64(1, "s") if ctx.rank else 0)),
             (argument, ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
              lambda: la.solve(a, a, transposed="H")),
             (argument, ["op: expected one of"], lambda: la.qr(a).apply(a, "T")),
