@@ -795,6 +795,7 @@ def test_bench_of_one_algorithm(pblasmp):
     (row,) = json.loads(done.stdout)["sections"]["matmul_allreduce"]
     assert row["path"] == "partial products summed over ranks"
     assert list(row["us"]) == ["pblasmp", "MPI + BLAS", "GEMM alone"]
+    assert row["flops"] == 2 * 8 * 6 * 4  # K is split: those of all ranks are one product
 
 
 def test_tune(pblasmp, monkeypatch, tmp_path, environment):

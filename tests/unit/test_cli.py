@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +26,7 @@ from pblasmp.cli.bench import print_bench
 from pblasmp.cli.commands import cli
 from pblasmp.cli.ranks import FailureError
 from pblasmp.cli.reports import Channel
-from pblasmp.cli.terminal import use_color
+from pblasmp.cli.terminal import is_terminal, use_color
 from pblasmp.problems.files import check as check_file
 from pblasmp.problems.files import find
 from tests.helpers.command_line import run_here
@@ -524,6 +525,12 @@ def test_colors(pblasmp, files, monkeypatch):
         assert use_color("auto", environ) is expected
         assert use_color("always", environ)
         assert not use_color("never", environ)
+
+
+def test_each_stream_is_asked_for_itself(monkeypatch):
+    for name, terminal in (("stdout", True), ("stderr", False)):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda terminal=terminal: terminal))
+    assert (is_terminal(1), is_terminal(2)) == (True, False)
 
 
 def test_under_a_launcher_its_own_output_decides(monkeypatch, tmp_path):
