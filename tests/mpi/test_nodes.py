@@ -219,6 +219,11 @@ def volumes(comm, nodes):
             sizes = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
             return comm.allreduce(sum(sizes))
 
+        large = ctx.scatter(np.eye(128), pb.MatrixDescriptor((128, 128), 32, grids(comm.size)[-1]))
+        x = ctx.scatter(np.ones((128, 1)), pb.MatrixDescriptor((128, 1), 32, grids(comm.size)[-1]))
+        found = sent(pb.blas.trsv, large, x, out=x)  # vectors alone
+        most = 8 * 128 * comm.size * (len(nodes) - 1)
+        yield "trsv of four blocks", None if found <= most else f"{found} bytes"
         for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
             whole = np.eye(n) * n + 1.0
             a, b = (

@@ -42,7 +42,7 @@ class Limits(ctypes.Structure):
 
 
 LIMITS = Limits(
-    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 14, lapack=9_000_000,
+    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, lapack=9_000_000,
     cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
