@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _core
 from ..errors import ArgumentError, LibraryNotFoundError
+from ..logs import logger
 from .board import Board
 from .communicator import Communicator, Request, chunks, described, flat
 from .links import Links, connect, failure
@@ -263,6 +264,9 @@ class _Gloo:
     def for_core(self, ranks: Collection[int]) -> tuple[int | None, ...]:
         core, sockets = _core.load(), connect(self, ranks)
         if core is None or sockets is None:
+            logger.info(
+                "not every rank of another node is reached over TCP: the ranks agree by gloo, which is slower"
+            )
             return ()
         self._links = Links(core, self.size, sockets)
         return self._links.for_core()
