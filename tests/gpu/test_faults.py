@@ -125,6 +125,8 @@ def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", dtype="float64", order="C")
     rng = np.random.default_rng(61)
     assert everywhere(ctx, followed(ctx, rng, p, kind) or "") == ""
+    if len(ctx.engine.session.domains) > 1:
+        pytest.skip("between hosts another algorithm computes it")
     monkeypatch.setattr(epilogues, "why_not_fused", lambda *_: "")
     assert everywhere(ctx, followed(ctx, rng, p, kind) or "") != "", f"cuBLASMp {ctx.engine.version}"
 

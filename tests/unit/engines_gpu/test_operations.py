@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.gpu.cublasmp.library import Cublasmp
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.gpu.kernels.lt_product import Batch
 from pblasmp.engines.gpu.kernels.views import View
@@ -134,3 +136,40 @@ def test_equal_parts_of_a_triangle_are_one_call(
         assert np.isnan(np.asarray(around)).all(), (orders, beta)
         if few and (orders[2] == orders[3] or beta == 0):  # otherwise C is copied, part by part
             assert len(lib.gpu.lt.calls) == 2 * few
+
+
+class Placed:
+    """A part of a GPU's memory as CuPy describes it."""
+
+    def __init__(self, like: np.ndarray) -> None:
+        self.shape, self.strides, self.size, self.itemsize = (
+            like.shape,
+            like.strides,
+            like.size,
+            like.itemsize,
+        )
+        self.data = SimpleNamespace(ptr=like.__array_interface__["data"][0])
+
+
+def test_which_arrays_overlap():
+    """As NumPy finds it, which is asked only about arrays that are not apart."""
+    rng, memory = np.random.default_rng(6), np.zeros((12, 10))
+    found = []
+    for _ in range(400):
+        starts, steps = rng.integers(0, 8, (2, 2)), rng.choice([-2, -1, 1, 2], (2, 2))
+        sizes = rng.integers(0, 4, (2, 2))
+        parts = [
+            memory[r : r + m, c : c + n][:: sign[0], :: sign[1]]
+            for (r, c), (m, n), sign in zip(starts, sizes, steps, strict=True)
+        ]
+        if rng.integers(2):
+            parts[1] = parts[1].T
+        expected = np.shares_memory(*parts)
+        assert Cublasmp.overlap(*map(Placed, parts)) == expected
+        found.append(expected)
+    assert 20 < sum(found) < 380
+    with mock.patch("pblasmp.engines.gpu.cublasmp.library.overlap") as asked:
+        assert not Cublasmp.overlap(Placed(memory[:6]), Placed(memory[6:]))
+        assert not asked.call_count
+        assert Cublasmp.overlap(Placed(memory[:6]), Placed(memory[5:]))
+        assert asked.call_count == 1

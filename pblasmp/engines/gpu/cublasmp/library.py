@@ -263,7 +263,10 @@ class Cublasmp:
     @staticmethod
     def overlap(a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
-        return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+        if not (a.size and b.size):
+            return False
+        (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
+        return a_first < b_end and b_first < a_end and overlap(_addresses(a), _addresses(b))
 
     def _let_go(self) -> None:
         """Free workspaces, in a broken context whose work has ended and whose communicators are aborted. Local."""
@@ -276,19 +279,26 @@ class Cublasmp:
         self._closing.close()
 
 
+def _span(array: Any) -> tuple[int, int]:
+    """Return the address of an array's first byte, and the one after its last."""
+    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+    first: int = array.data.ptr + sum([step for step in steps if step < 0])
+    return first, first + sum(map(abs, steps)) + array.itemsize
+
+
+class _Described:
+    """What NumPy makes an array of that is at the same addresses: it must never be read."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {
+            "data": (array.data.ptr, True), "shape": array.shape, "strides": array.strides,
+            "typestr": f"|V{array.itemsize}", "version": 3,
+        }  # fmt: skip
+
+
 def _addresses(array: Any) -> NDArray[Any]:
-    """Return a NumPy array at the same addresses, only for comparing these: it must never be read."""
-
-    class Described:
-        __array_interface__ = {  # noqa: RUF012
-            "data": (array.data.ptr, True),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
-            "version": 3,
-        }
-
-    return np.asarray(Described())
+    """Return a NumPy array at the same addresses, only for comparing these."""
+    return np.asarray(_Described(array))
 
 
 def open_library() -> Library | PblasmpError:
