@@ -157,7 +157,7 @@ def test_which_arrays_overlap():
     found = []
     for _ in range(400):
         starts, steps = rng.integers(0, 8, (2, 2)), rng.choice([-2, -1, 1, 2], (2, 2))
-        sizes = rng.integers(0, 4, (2, 2))
+        sizes = rng.integers(0, 8, (2, 2))
         parts = [
             memory[r : r + m, c : c + n][:: sign[0], :: sign[1]]
             for (r, c), (m, n), sign in zip(starts, sizes, steps, strict=True)
