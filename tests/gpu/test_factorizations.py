@@ -28,7 +28,7 @@ from tests.helpers.factor_cases import (
     too_large,
     without_full_rank,
 )
-from tests.helpers.slow import draws, only_long
+from tests.helpers.slow import draws, fewer, only_long
 
 
 def faults_of(outcomes):
@@ -100,8 +100,8 @@ def sizes(small, large):
     few = [dtype for dtype in TYPES if dtype in ("float64", "complex64")]
     others = [(each, dtype) for each in large for dtype in TYPES if dtype not in few]
     return [
-        *((each, dtype) for each in small for dtype in TYPES),
-        *((each, dtype) for each in large for dtype in few),
+        *((each, dtype) for number, each in enumerate(small) for dtype in fewer(TYPES, number)),
+        *((each, dtype) for number, each in enumerate(large) for dtype in fewer(few, number)),
         *only_long(*others),
     ]
 
