@@ -304,14 +304,8 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 # -- gradients of weights and biases, on GPUs beside a collective product
 
-WORTH_A_STREAM, WORTH_A_BRANCH = 1e11, 2e10
-"""Operations, less than which take less time than another stream takes to be used: by the host, and in a CUDA graph."""
-
-
-def are_few(operations: float) -> bool:
-    """Return whether operations are not worth another stream now. Local."""
-    records = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return operations < (WORTH_A_BRANCH if records else WORTH_A_STREAM)
+WORTH_A_STREAM = 1e11
+"""Operations, less than which take less time than the host takes to use another stream; graphs gain nothing by them."""
 
 
 def beside(
@@ -326,7 +320,7 @@ def beside(
         operations: of ``then``: a little is done behind ``first``.
         first, then: compute.
     """
-    streams = None if are_few(operations) else streams_of(like)
+    streams = None if operations < WORTH_A_STREAM else streams_of(like)
     if streams is None:
         return first(), *then()
     current, side = streams

@@ -343,18 +343,6 @@ def fake_streams(log: list[str]) -> Iterator[None]:
 BESIDE = ["ready", "collective", "side waits for event", "on side", "weights", "off side", "joined"]
 
 
-def test_a_graph_is_worth_more_branches_than_the_host_streams(monkeypatch):
-    """Of so many operations the host, which queues them each time, takes longer for a stream than they take."""
-    recording = [False]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
-    some = operators.WORTH_A_BRANCH
-    assert operators.are_few(some)
-    recording[0] = True
-    assert not operators.are_few(some)
-    assert operators.are_few(some / 2)
-
-
 def weights_beside(ctx: pb.Context) -> None:
     """Going back, the weights' gradient is queued after the collective product, on another stream, and joined."""
     x, w = (integers(ctx, seed, *shape, dtype=torch.float32) for seed, shape in ((1, (8, 12)), (2, (16, 12))))
