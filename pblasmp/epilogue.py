@@ -9,7 +9,6 @@ Source: cublasmp.h of 0.10.0, cuBLASLt's documentation of its epilogues.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,6 @@ import numpy as np
 
 from .dtypes import DTYPES, is_float8
 from .errors import ArgumentError, UnsupportedError, short_repr
-from .layout import MatmulProblem
 from .layout.grid import one_of
 
 if TYPE_CHECKING:

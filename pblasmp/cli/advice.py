@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,14 @@ import click
 from ..context import Context
 from ..costs.advise import Advice, advise, advise_layers, advise_move, perfect, remarks_of, scale
 from ..costs.machines import Machine, load_machine, machine_from, machine_toml, with_ranks
-from ..costs.predict import Prediction, predict, time_text
-from ..costs.pretend import dry_run
+from ..costs.predict import Prediction, predict
+from ..costs.pretend import DryRun, dry_run
 from ..dtypes import as_dtype
 from ..engines.choose import EngineName
 from ..errors import ArgumentError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from ..layout.schemes import FORMS
+from ..layout.value import time_text
 from ..matrix.products import matmul
 from ..planning import plan
 from ..problems.files import load_problem, load_table
@@ -138,29 +137,7 @@ def plan_file(file: str, machine: str, *, dry: bool = False) -> dict[str, Any]:
     return {**found, **(_dry(problem, found["prediction"], load_machine(machine)) if dry else {})}
 
 
-@dataclass(frozen=True, slots=True)
-class DryTimes:
-    """What a dry run found, and how long it took."""
-
-    ranks: int
-    algorithm: str
-    messages: int
-    sent_bytes: int
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values. Local."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        sent = f"{self.messages} messages, {self.sent_bytes / 2**20:.1f} MiB in all"
-        return (
-            f"dry run: {self.ranks} CPU ranks, {self.algorithm}: {sent}; each is awaited once, and nothing deadlocks"
-            f" ({time_text(self.seconds)})"
-        )
-
-
-def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTimes]:
+def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryRun]:
     """Run a problem on pretended CPU ranks; return what that found. Local.
 
     Raises:
@@ -172,15 +149,11 @@ def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryTime
             f"--dry-run: this process would hold the arrays of all ranks, {needed / 2**30:.3g} GiB, this machine has "
             f"{here / 2**30:.3g} GiB"
         )
-    start = time.perf_counter()
-    ranks = found.traffic.nranks
-    algorithm = found.algorithm
+    ranks, algorithm = found.traffic.nranks, found.algorithm
     if isinstance(problem, MatmulProblem) and algorithm == "push":  # of GPUs, which move the same slabs
         algorithm = "gathered"
-    run = dry_run(problem, algorithm, nranks=ranks, ranks_per_node=min(ranks, machine.ranks_per_node))
-    seconds = time.perf_counter() - start
-    messages, sent = int(run.messages.sum()), int(run.sent_bytes.sum())
-    return {"dry_run": DryTimes(ranks, run.algorithm, messages, sent, seconds)}
+    per_node = min(ranks, machine.ranks_per_node)
+    return {"dry_run": dry_run(problem, algorithm, nranks=ranks, ranks_per_node=per_node)}
 
 
 def plan_model(model: str, tokens: int, machine: str, dtype: str) -> dict[str, Any]:

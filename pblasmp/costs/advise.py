@@ -17,9 +17,10 @@ from ..layout.axis import Axis, even_counts
 from ..layout.factor_problem import BY_NAME, FactorProblem
 from ..layout.grid import integer
 from ..layout.schemes import Form
+from ..layout.value import time_text
 from ..problems.files import load_model
 from .machines import Machine, load_machine
-from .predict import MOST_RANKS, Prediction, planned_ranks, predict, time_of_move, time_text
+from .predict import MOST_RANKS, Prediction, planned_ranks, predict, time_of_move
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

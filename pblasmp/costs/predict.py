@@ -17,7 +17,7 @@ from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
-from ..layout.value import Kernel, Traffic, bytes_text
+from ..layout.value import Kernel, Traffic, bytes_text, time_text
 from .counts import Counts
 from .dry_engine import FLOPS, MOST_BYTES, Ranks
 from .machines import Machine, NodeOf, load_machine
@@ -314,11 +314,3 @@ def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
     slower = _TRIANGLES if name in COLUMNS else 1
     took = max(slower * flops / here.rate(dtype, size), touched / here.copy.bytes_per_second / 2)
     return took + k * here.columns.get(name, 0.0)
-
-
-def time_text(seconds: float) -> str:
-    """Return a time for people. Local."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.2g} µs"

@@ -8,6 +8,7 @@ been sent and is awaited, and not before: what runs here needs no buffering at a
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ..engines.host.host_transport import HostTransport
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands
 from ..errors import PblasmpError
+from ..layout.value import time_text
 from .dry_engine import Ranks
 from .traffic import operands_of, size_of, task_of
 
@@ -38,12 +40,28 @@ class DryRun:
         algorithm: what ran.
         operands: the local arrays of each rank, the results among them.
         sent_bytes, messages: what each rank sent.
+        seconds: how long it took.
     """
 
     algorithm: str
     operands: list[Operands]
     sent_bytes: NDArray[np.int64]
     messages: NDArray[np.int64]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, with the sums over all ranks. Local."""
+        return {
+            "ranks": len(self.messages), "algorithm": self.algorithm, "messages": int(self.messages.sum()),
+            "sent_bytes": int(self.sent_bytes.sum()), "seconds": self.seconds,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        sent = f"{self.messages.sum()} messages, {self.sent_bytes.sum() / 2**20:.1f} MiB in all"
+        return (
+            f"dry run: {len(self.messages)} CPU ranks, {self.algorithm}: {sent}; each is awaited once, and nothing "
+            f"deadlocks ({time_text(self.seconds)})"
+        )
 
 
 def dry_run(
@@ -67,6 +85,7 @@ def dry_run(
         PblasmpError: the ranks wait for each other, a message is sent or awaited by one side only or has another size
             than what is awaited, or a request is not waited for just once.
     """
+    start = time.perf_counter()
     task = task_of(problem, algorithm, alpha, beta)
     size = max(size_of(task.problem), nranks or 1)
     ranks = Ranks(size, min(size, ranks_per_node or size))
@@ -87,7 +106,13 @@ def dry_run(
         found[rank] = choice.name, operands
 
     world.run(run)
-    return DryRun(found[0][0], [found[rank][1] for rank in range(size)], world.sent, world.messages)
+    return DryRun(
+        found[0][0],
+        [found[rank][1] for rank in range(size)],
+        world.sent,
+        world.messages,
+        time.perf_counter() - start,
+    )
 
 
 class _Half:

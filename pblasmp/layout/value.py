@@ -130,6 +130,14 @@ def bytes_text(number: int) -> str:
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
+def time_text(seconds: float) -> str:
+    """Return "1.5 ms" for 0.0015 seconds. Local."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.2g} µs"
+
+
 def _count(number: int) -> str:
     return f"{number:.3g}"
 
