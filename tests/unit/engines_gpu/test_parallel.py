@@ -12,6 +12,7 @@ import pblasmp as pb
 from pblasmp.tensor_parallel import call, made
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.schemes import AG, AR, MAKERS, RS
+from tests.helpers.slow import in_turn
 
 NAMES = [
     (form, name)
@@ -38,10 +39,11 @@ def wide(x):
     return np.asarray(x).astype(complex if x.dtype.kind == "c" else float)
 
 
-@pytest.mark.parametrize(("form", "name"), NAMES)
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("transposed", [False, True])
-def test_results(ctx, gpu, numbers, form, name, dtype, transposed):
+@pytest.mark.parametrize(
+    ("product", "transposed", "dtype"), list(in_turn(NAMES, (False, True), TYPES, keep=len(TYPES)))
+)
+def test_results(ctx, gpu, numbers, product, transposed, dtype):
+    form, name = product
     x, w, c, bias = numbers((6, 4), dtype), numbers((5, 4), dtype), numbers((6, 5), dtype), numbers(5, dtype)
     given = np.ascontiguousarray(w.T).view(type(w)) if transposed else w
     function = getattr(pb, form)
