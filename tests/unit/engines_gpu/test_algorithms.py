@@ -21,7 +21,9 @@ from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.tensor.base import CopyProduct
 from pblasmp.engines.product import Product
 from pblasmp.layout.level3_problem import ROUTINES
+from pblasmp.problems import files
 from pblasmp.runtime import plans
+from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
 from tests.helpers.cases import unlike
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
@@ -40,6 +42,7 @@ from tests.helpers.gpu.algorithms import (
 )
 from tests.helpers.gpu.calls import algorithms, one_call
 from tests.helpers.gpu.moves import one_move
+from tests.helpers.gpu.multiply import multiply
 from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
 from tests.helpers.mpi import on_ranks, run_mpi
@@ -123,6 +126,47 @@ def test_tensor_parallel(comm: Any, path: str, count: int) -> Any:
             for algo in names:
                 for seed in range(count):
                     yield f"{form} {algo} {seed}", one_parallel(ctx, form, algo, seed) or None
+
+
+@on_ranks(4)
+def test_problem_files(comm: Any, path: str) -> Any:
+    """Whole products by a cuBLASMp that multiplies what it is told to, by pointers, descriptors and attributes alone.
+
+    Grids in both orders and of fewer ranks, sources, ragged and empty parts, sub-matrices, the schemes.
+    """
+    with context(path, Multiplying, comm=comm) as (ctx, lib):
+        for where, algo in in_turn(list(files.find("problems")), ("auto", "default"), keep=3):
+            file = files.load_problem_file(where)
+            if file.nranks <= comm.size and not file.problem.faults():
+                within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
+                fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
+                yield f"{file.path.name} {algo}", fault or None
+
+
+@on_ranks(4)
+def test_vectors(comm: Any, path: str) -> Any:
+    """Levels 1 and 2: every option, numbers on the host, and a gemv that leaves A where it is."""
+    rng = np.random.default_rng(71)
+    with context(path, Multiplying, comm=comm) as (ctx, _):
+        for routine in WRITERS:
+            for options in legal_options(routine):
+                dtype = DTYPES[int(rng.integers(4))]
+                yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+        for dtype in DTYPES:
+            yield from of_level_1(ctx, rng, dtype, 9)
+        yield "algorithm", taken(ctx)
+
+
+def taken(ctx: Any) -> str | None:
+    """Say what is wrong unless a product with one vector, and with no more, leaves A in place."""
+    d = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid.squarest(ctx.size))
+    a = ctx.zeros(d)
+    seen = []
+    for columns in (1, 2):
+        b = ctx.zeros(pb.MatrixDescriptor((64, columns), (8, 1), d.grid))
+        with pb.plan(pb.matmul, a, b) as plan:
+            seen.append(plan.report().algorithm == "stationary")
+    return None if seen == [True, False] else f"{seen}"
 
 
 @pytest.mark.parametrize("reach", [False, True])
