@@ -40,6 +40,8 @@ def test_measure(comm: Any, path: str) -> Any:
         entry = speeds.measure_ranks(ctx.engine, ctx.comm, product, lambda _: None)
         calls = [(each.problem, each) for each in (product, pb.plan("lu", a))]
         entry["calls"] = speeds.measure_calls(ctx.engine, ctx.comm, entry, calls)
+        slow = {**entry, "launch_seconds": 1e6}  # then all of a call's time is that of its launches
+        assert speeds.measure_calls(ctx.engine, ctx.comm, slow, calls[:1]) == {"product": 0}
         about = {"title": "two", "engine": "gpu", "measured": True, "ranks_per_node": ctx.size}
         here = machine_from({**about, "ranks": [entry]}, "here")
         yield (
