@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...comm import CellArrays, Cells, Exchange, Side
 from ...comm.exchange import SLOTS
@@ -27,7 +28,8 @@ from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 from ..transport import Transfer
 
-_EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
+# most columns of a rank, relative to the average, in D's own layout, and where process columns deal out their blocks
+_EVEN, _AS_EVEN = 1.25, 1.05
 
 Array = Any
 Step = tuple[Array, Callable[[], None], Array]
@@ -82,14 +84,12 @@ class SolveProduct(QueuedProduct):
         self._bytes = _slab_bytes(p, size)
         groups = domains(engine, way)
         self._domain = groups[domain_of(groups)[rank]]
-        dealt = Axis.even(source.cols.extent, size)
-        self._shapes = order, dealt
+        self._dealt, self._parts = dealt, parts = _dealt(target, size)
         slabs = target
         if not self._in_d:
-            ranks = np.arange(size)
-            cells = Cells(np.column_stack((np.zeros_like(ranks), ranks)), ranks, groups)
+            cells = Cells(np.column_stack((np.zeros_like(parts), parts)), np.arange(size), groups)
             slabs = Side(Axis.whole(order), dealt, cells, source.order)
-        self._dtype, self._order = p.d.dtype, source.order
+        self._dtype, self._order, self._rows = p.d.dtype, source.order, order
         k = order if options.alpha != 0 else 0
         width, lead = engine.operations.solved
         if engine.traits.queues and THIN * source.cols.extent <= order:  # large messages take less time
@@ -192,11 +192,14 @@ class SolveProduct(QueuedProduct):
     def _carved(self) -> dict[int, Array]:
         """Return the slabs of right-hand sides that this rank can write, by rank."""
         memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
-        order, dealt = self._shapes
         return {
-            rank: carve(memory, self._bytes * i, (order, dealt.count(rank)), self._dtype, self._order)
+            rank: carve(memory, self._bytes * i, self._shape(rank), self._dtype, self._order)
             for i, rank in enumerate(self._domain)
         }
+
+    def _shape(self, rank: int) -> tuple[int, int]:
+        """Return the shape of a rank's slab of right-hand sides."""
+        return self._rows, self._dealt.count(int(self._parts[rank]))
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:
@@ -212,16 +215,38 @@ def _triangle(p: Level3Problem, engine: Engine) -> Operand:
 
 def _solves_in_d(p: Level3Problem, size: int) -> bool:
     """Return whether D's own layout deals the right-hand sides out evenly enough."""
-    target = Side.of(p.d).T if p.side == "R" else Side.of(p.d)
+    target = _target(p)
     return target.rows.nprocs == 1 and max(target.cols.counts()) * size <= _EVEN * target.cols.extent + size
+
+
+def _dealt(target: Side, size: int) -> tuple[Axis, NDArray[np.int64]]:
+    """Return how right-hand sides are dealt out to ranks, and which part each rank has.
+
+    Evenly: if it can be, in D's own blocks among the ranks of a process column, which then move to one another only.
+    """
+    cols, ranks = target.cols, np.arange(size)
+    prows, pcols = target.rows.nprocs, cols.nprocs
+    inside = Axis(cols.extent, cols.block, cols.source, prows * pcols, cols.lead)
+    if pcols == 1 or prows * pcols < size or max(inside.counts()) * size > _AS_EVEN * cols.extent:
+        return Axis.even(cols.extent, size), ranks
+    coords = target.cells.coords
+    parts = np.empty_like(ranks)
+    parts[target.cells.owners] = coords[:, 0] * pcols + coords[:, 1]
+    return inside, parts
 
 
 def _slab_bytes(p: Level3Problem, size: int) -> int:
     """Return the bytes of a rank's right-hand sides outside D."""
     if _solves_in_d(p, size):
         return 0
-    order, free = p.d.shape[::-1] if p.side == "R" else p.d.shape
-    return aligned(order * max(Axis.even(free, size).counts()) * p.d.dtype.itemsize)
+    target = _target(p)
+    dealt, _ = _dealt(target, size)
+    return aligned(target.rows.extent * max(dealt.counts()) * p.d.dtype.itemsize)
+
+
+def _target(p: Level3Problem) -> Side:
+    """Return D, transposed if A is to the right of it."""
+    return Side.of(p.d).T if p.side == "R" else Side.of(p.d)
 
 
 class SolveMethod(ArrayMethod):
