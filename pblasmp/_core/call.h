@@ -201,7 +201,6 @@ struct call {
     int64_t item;
     scalar factor, other, one, less, zero;
     phase *compute, *finish;
-    carry *carry;         /* what goes along with messages */
     kernel *kernel;
     int takes;            /* whether this rank takes part in ``finish`` */
     view x, y, to, old;
@@ -216,6 +215,7 @@ struct call {
     flag *flags;
     int64_t owned;        /* bytes of scratch that are in use */
     int64_t here;         /* this rank's number among those of its node */
+    carry *carry;         /* what goes along with messages */
     /* Of routines. */
     words words;          /* for the BLAS */
     int adjoint, is_symmetric, is_vector, together, aligned, upwards, in_place;
