@@ -34,22 +34,25 @@ def ends(name, tmp_path, nranks=2, nodes=NODES):
 
 
 @pytest.mark.parametrize(
-    ("name", "nranks"),
+    ("name", "nranks", "nodes"),
     [
-        ("one_while_others_multiply", 3),
-        ("one_while_others_wait_in_mpi", 2),
-        ("one_while_others_wait_in_a_library", 2),
-        ("one_while_others_close", 2),
-        ("one_while_others_run_a_plan", 2),
-        ("all_the_same", 2),
-        ("two_of_them", 3),
-        ("without_with", 2),
-        ("in_a_part_of_the_ranks", 3),
-        ("in_a_part_on_its_own", 4),
+        ("one_while_others_multiply", 3, NODES),
+        ("one_while_others_multiply", 4, "interleaved:2"),
+        ("one_while_others_wait_in_mpi", 2, NODES),
+        ("one_while_others_wait_in_a_library", 2, NODES),
+        ("one_while_others_close", 2, NODES),
+        ("one_while_others_run_a_plan", 2, NODES),
+        ("all_the_same", 2, NODES),
+        ("two_of_them", 3, NODES),
+        ("without_with", 2, NODES),
+        ("in_a_part_of_the_ranks", 3, NODES),
+        ("in_a_part_on_its_own", 4, NODES),
+        ("uncaught_in_a_move", 2, NODES),
+        ("uncaught_where_others_catch", 2, NODES),
     ],
 )
-def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, tmp_path):
-    status, printed, seconds = ends(name, tmp_path, nranks)
+def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, nodes, tmp_path):
+    status, printed, seconds = ends(name, tmp_path, nranks, nodes)
     assert seconds < 10 + ("others_wait_in" in name) * GRACE  # of ranks that do not listen
     # Where ranks are aborted inside MPI, MPICH ends with the status of the first it sees end: 1 of the one that aborts,
     # 9 of one that it killed, 11 of one that crashed over the loss of its peer.
@@ -57,13 +60,6 @@ def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, tmp_path):
     assert printed.count("ValueError: my own") == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert "(on rank" not in printed, printed  # the exception itself, not its echo on other ranks
-
-
-def test_so_does_one_between_nodes(tmp_path):
-    status, printed, seconds = ends("one_while_others_multiply", tmp_path, 4, "interleaved:2")
-    assert seconds < 10, printed
-    assert status == 1, printed
-    assert printed.count("ValueError: my own") == printed.count("Traceback") == 1, printed
 
 
 @pytest.mark.parametrize("nodes", ["interleaved:2", *only_long("blocks:2", "blocks:4")])
@@ -222,14 +218,6 @@ def test_a_signal_handler_may_raise_anywhere(tmp_path):
     said = [on_rank(printed, rank) for rank in range(3)]
     calls = "redistribute", "from_function"  # of which the moves are made
     assert said in [[[f"{BROKEN}rank 1 left {call} with AlarmError"]] * 3 for call in calls], printed
-
-
-@pytest.mark.parametrize("name", ["uncaught_in_a_move", "uncaught_where_others_catch"])
-def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_path):
-    status, printed, _ = ends(name, tmp_path)
-    assert status == 1, printed
-    assert printed.count("Traceback") == 1, printed
-    assert "\nValueError: my own" in printed, printed
 
 
 def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
