@@ -152,7 +152,7 @@ def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
 
 @pytest.mark.parametrize("stream", [0, 77])
 def test_tensors_on_the_current_stream_are_taken_by_their_address(ctx, lib, monkeypatch, stream):
-    """On another stream DLPack is asked, which orders the two; so it is for types that NumPy does not have."""
+    """Else DLPack is asked: on another stream, which it orders, of types that NumPy lacks, and of what is on no GPU."""
     values = np.arange(72.0).reshape(6, 12)[:, 2:8]
     asked = []
 
@@ -171,8 +171,12 @@ def test_tensors_on_the_current_stream_are_taken_by_their_address(ctx, lib, monk
 
     current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=stream))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=current))
-    for dtype, by_address in (("torch.float64", stream == 0), ("torch.bfloat16", False)):
-        Tensor.dtype = dtype
+    kinds = (
+        ("torch.float64", True, stream == 0),
+        ("torch.float64", False, False),
+        ("torch.bfloat16", True, False),
+    )
+    for Tensor.dtype, Tensor.is_cuda, by_address in kinds:
         del asked[:]
         array = ctx.engine.take_over(Tensor())
         assert (array.ctypes.data, array.strides) == (values.ctypes.data, (96, 8))
