@@ -184,6 +184,13 @@ def test_tensors_on_the_current_stream_are_taken_by_their_address(ctx, lib, monk
         assert bool(asked) != by_address
 
 
+def test_no_matrix_is_copied_to_the_host_for_its_norm(ctx, lib):
+    a = ctx.full((6, 6), 3.0, block=2)
+    del lib.gpu.copies[:]
+    assert a.norm() == 18
+    assert not lib.gpu.copies
+
+
 def test_an_array_on_another_gpu_is_refused(ctx, lib):
     lib.gpu.current = 1
     array = sys.modules["cupy"].empty((6, 6))
