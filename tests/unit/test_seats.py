@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``pblasmp doctor`` says of where ranks sit, from what the ranks have found there."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats
+from pblasmp.cli.seats import Seat, _together, faults_of_seats, lines_of_seats
 
 GIB = 1 << 30
 SEAT = Seat(
@@ -100,3 +102,9 @@ def test_who_is_where():
         "n0: ranks 0, 2, 4",
         "n1: ranks 1, 3",
     ]
+
+
+def test_ranks_that_mpi_does_not_carry_are_not_asked_of_mpi(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert _together(SimpleNamespace(size=2, rank=0)) == ()
