@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -19,9 +19,9 @@ import numpy as np
 from ....dtypes import accumulation_dtype, is_float8
 from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
+from ...composite import QueuedProduct
 from ...local.finish import Finish, number, read_by_host
 from ...method import type_refusal
-from ...product import Graphs, Product
 from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
 from ..kernels.lt_product import Batch, Op
@@ -310,7 +310,7 @@ def conjugated_first(p: MatmulProblem, plan: PushPlan, which: int) -> bool:
     return conjugated(p, which) and (plan.slabs[which].side.order == "C") == to_the_left
 
 
-class PushedProduct(Product):
+class PushedProduct(QueuedProduct):
     """A product of distributed matrices. Making and running one is collective over the context.
 
     Args:
@@ -322,11 +322,12 @@ class PushedProduct(Product):
     """
 
     path = "push"
+    allocates = False
 
     def __init__(
         self, engine: Engine, session: Session, p: MatmulProblem, options: Options, operands: Operands
     ) -> None:
-        self._engine, self._session, self._p, self._options = engine, session, p, options
+        self._engine, self._p, self._options = engine, p, options
         self._gpu = session.gpu
         follows, why = Finish.needed(p, operands), _why_not_one_kernel(operands)
         self._finish = Finish(engine, p) if follows and why else None
@@ -361,16 +362,6 @@ class PushedProduct(Product):
             for x, dtype in wanted
             if rank < x.grid.size
         )
-
-    @property
-    def queues(self) -> bool:
-        """Whether a run only queues work."""
-        return self.replays
-
-    @cached_property
-    def graphs(self) -> Graphs:
-        """The store of its CUDA graphs."""
-        return self._session.recordings()
 
     def why_no_graph(self) -> str:
         """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
