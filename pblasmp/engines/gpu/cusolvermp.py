@@ -29,6 +29,7 @@ from ..local.spectral import OneRankMethod, OneRankProduct, SpectralMethod, Spec
 from ..product import Found, Product
 from ..protocol import Engine, Method
 from ..request import Operands, Options
+from .kernels.views import leading
 from .session import Session, session_of
 from .types import DATA_TYPES
 
@@ -167,13 +168,6 @@ def _workspace(cupy: Any, nbytes: int) -> Array:
     if nbytes >= _LARGE:
         cupy.get_default_memory_pool().free_all_blocks()
     return cupy.empty(max(1, nbytes), np.uint8)
-
-
-def leading(array: Array) -> int:
-    """Return the leading dimension of an array in F order; for a single column, any legal one. Local."""
-    if array.size == 0 or array.shape[1] == 1:
-        return max(1, int(array.shape[0]))
-    return int(array.strides[1] // array.itemsize)
 
 
 _BLOCK = 512  # of matrices that are moved: the fastest of 256, 512 and 1024 where all ranks still have work

@@ -20,7 +20,7 @@ from .gpu_operations import LANES, LETTERS, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import SUBSTITUTED, FactorKernels
 from .kernels.lt_product import Op
-from .kernels.views import View
+from .kernels.views import View, leading
 from .session import Session
 from .spread import QueuedSpread
 from .triangles import Halves
@@ -104,7 +104,7 @@ class GpuFactorOperations(GpuOperations):
         if not n:
             return
         found = self.kernels.look(self._current(), square)
-        ld = _leading(a)
+        ld = leading(a)
         self._solver("potrf", a, (int(FillMode.LOWER), n), (int(a.data.ptr), ld), (), found)
         self.kernels.judge(self._current(), a, found, info, first)
         if below.size:
@@ -356,8 +356,3 @@ def _place(a: Array) -> tuple[int, int, int]:
     """Return the address of an array, and how many elements apart its rows and columns are."""
     down, across = (int(step) // a.itemsize for step in a.strides)
     return int(a.data.ptr), down, across
-
-
-def _leading(a: Array) -> int:
-    """Return the leading dimension of an array in F order."""
-    return max(1, len(a), a.strides[1] // a.itemsize if a.shape[1] > 1 else 1)

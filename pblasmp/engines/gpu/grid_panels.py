@@ -12,6 +12,7 @@ from typing import Any
 from ..dense.factor_panels import OwnPanels
 from ..operations import Operations
 from ..protocol import Engine
+from .kernels.views import leading
 from .peers.inbox import Deliveries
 from .session import session_of
 
@@ -266,8 +267,7 @@ class QueuedPanels(OwnPanels):
 
 def place_of(array: Array) -> tuple[int, int]:
     """Return the address of an array in F order, and its leading dimension."""
-    rows, cols = array.shape
-    return int(array.data.ptr), max(1, rows, array.strides[1] // array.itemsize if cols > 1 else 1)
+    return int(array.data.ptr), leading(array)
 
 
 Parts = list[Array]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .compiler import CompiledKernels, Kernel, cuda
+from .views import leading
 
 Array = Any
 
@@ -78,14 +79,14 @@ class FactorKernels(CompiledKernels):
         """
         found, n = self._kept("found", 2, np.int32), len(a)
         kernel = self._of("look", cuda("look.cu"), "QqiQ", np.dtype(a.dtype))
-        kernel(stream, (-(-n * 32 // _THREADS), 1), _THREADS, (_at(a), _ld(a), n, _at(found)))
+        kernel(stream, (-(-n * 32 // _THREADS), 1), _THREADS, (_at(a), leading(a), n, _at(found)))
         return found
 
     def judge(self, stream: Any, a: Array, found: Array, info: Array, first: int) -> None:
         """Queue the making of INFO from what cuSOLVER found in the square on top of ``a``. Local."""
         rows, cols = a.shape
         kernel = self._of("judge", cuda("judge.cu"), "QqiiQQi", np.dtype(a.dtype))
-        kernel(stream, (1, 1), _THREADS, (_at(a), _ld(a), rows, cols, _at(found), _at(info), first))
+        kernel(stream, (1, 1), _THREADS, (_at(a), leading(a), rows, cols, _at(found), _at(info), first))
 
     def leaf(self, dtype: np.dtype) -> int:
         """Return how many rows and columns the blocks have that ``invert`` inverts: as the GPU has room. Local."""
@@ -145,7 +146,7 @@ class FactorKernels(CompiledKernels):
             unit: its diagonal is taken as ones.
         """
         kernel = self._of("triangles", cuda("triangles.cu"), "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
-        arguments = _at(a), _ld(a), n, *deal, lower, unit, _at(out), _at(inverses)
+        arguments = _at(a), leading(a), n, *deal, lower, unit, _at(out), _at(inverses)
         kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
     def part(
@@ -281,7 +282,7 @@ class FactorKernels(CompiledKernels):
             "substitute", cuda("substitute.cu"), "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile
         )
         grid = -(-columns // _COLUMNS_TOGETHER), 1
-        kernel(stream, grid, _PARTS * _WARP, (_at(a), _ld(a), n, _at(x), _ld(x), columns), memory)
+        kernel(stream, grid, _PARTS * _WARP, (_at(a), leading(a), n, _at(x), leading(x), columns), memory)
 
     def swap(self, stream: Any, a: Array, pivots: Array, first: int, *, back: bool = False) -> None:
         """Queue the exchange of row i of ``a`` with row ``pivots[i] - 1 - first``, for every i in turn. Local.
@@ -291,7 +292,7 @@ class FactorKernels(CompiledKernels):
         if not a.size:
             return
         total, cols, dtype = len(pivots), a.shape[1], np.dtype(a.dtype)
-        place, some = (_at(a), _ld(a), cols), min(total, _MOST)
+        place, some = (_at(a), leading(a), cols), min(total, _MOST)
         together = _COLUMNS if total <= _MOST else _COLUMNS // 2
         grid = min(-(-cols // together), (8 if total <= _MOST else 1) * self._most()[1]), 1
         threads = min(_THREADS, -(-2 * some // 32) * 32)
@@ -350,7 +351,7 @@ class FactorKernels(CompiledKernels):
         blocks, each = self._blocks(name, rows, cols, dtype)
         assert blocks <= self._most()[1], "the panel does not fit into shared memory"
         kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, **macros)
-        place = _at(a), _ld(a), rows, cols, each
+        place = _at(a), leading(a), rows, cols, each
         kernel(stream, (blocks, 1), threads, (*place, *arguments), each * (cols + 1) * dtype.itemsize)
 
     def lu(self, stream: Any, a: Array, pivots: Array, info: Array, first: int) -> None:
@@ -382,7 +383,7 @@ class FactorKernels(CompiledKernels):
         real, widest = np.dtype(f"f{dtype.itemsize // (2 if dtype.kind == 'c' else 1)}"), _widest("qr", dtype)
         shown = self._kept(f"rows {dtype.name}", 2 * (_BLOCKS + 1) * widest, dtype)
         sizes, count = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real), self._kept("count", 1, np.uint32)
-        arguments = _at(v), _ld(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
+        arguments = _at(v), leading(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
         self._launch("qr", cuda("qr.cu"), "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
 
 
@@ -409,8 +410,3 @@ def _widest(name: str, dtype: np.dtype) -> int:
 
 def _at(array: Array) -> int:
     return int(array.data.ptr)
-
-
-def _ld(a: Array) -> int:
-    """Return the leading dimension of an array in F order."""
-    return max(1, a.strides[1] // a.itemsize if a.shape[1] > 1 else len(a))

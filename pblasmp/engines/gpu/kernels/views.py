@@ -231,6 +231,11 @@ _FORMATS = {"float8_e4m3fn": (3, 7, 0x7E, 0x7F), "float8_e5m2": (2, 15, 0x7B, 0x
 _NAN = 0x7F
 
 
+def leading(array: Any) -> int:
+    """Return the leading dimension of an array in F order; for a single column, any legal one. Local."""
+    return max(1, len(array), int(array.strides[1]) // array.itemsize if array.shape[1] > 1 else 1)
+
+
 def why_no_float8(capability: int) -> str:
     """Return why GPUs of a compute capability, 90 for 9.0, do not multiply in 8 bits; "" if they do. Local."""
     if capability >= _SINCE:
