@@ -54,7 +54,7 @@ from reference.scalapack import PATIENT, ScaLAPACK, locate
 RANKS, GRID, NODES = 4, (2, 2), (1, 2, 4)
 _RIGHT = 30.0  # the largest residual, in units of rounding
 _MOVE = "DistributedMatrix.redistribute"
-_IN_A_ROW = 20  # short calls are timed together: one alone finds nothing in the caches
+_IN_A_ROW = 100  # short calls are timed together: the first one finds nothing in the caches
 _SMALL = 256  # below this order calls are short, and only those of levels 1 to 3 and moves are timed
 
 
