@@ -7,6 +7,8 @@ enum { ALONE, VOTING, VOTING_FOR_ROOM, WRITING, SENDING, LAST }; /* what a call 
 
 enum { CHUNK = 256 }; /* runs of rows that are looked up at a time */
 
+enum { PLANNED = 8 }; /* times as many elements are copied sooner than a plan is made */
+
 /* -- sub-matrices */
 
 view view_of(const part *p, int turned, int conjugated)
@@ -113,9 +115,10 @@ void copy_old(const call *c)
         tile_copy(tile_of(&c->to), tile_of(&c->old), c->to.m, c->to.n, c->item);
 }
 
-int is_tiny(const call *c, int64_t m, int64_t n, int64_t k)
+int is_tiny(const call *c, int64_t m, int64_t n, int64_t k, int can_divide)
 {
-    return !is_single(c) && c->alike && m * n + n * k + m * k <= c->limits->tiny;
+    int64_t most = can_divide ? c->limits->tiny : PLANNED * c->limits->tiny;
+    return !is_single(c) && c->alike && m * n + n * k + m * k <= most;
 }
 
 /* -- slabs */

@@ -324,8 +324,9 @@ void take_triangle(const call *c, tile whole, const view *to, int is_lower); /* 
 void fill_triangle(const call *c, tile t, int64_t n, int is_lower, double value);
 int is_nan(const call *c, tile t, int64_t i, int64_t j);
 
-/* Whether several ranks multiply m x k by k x n elements, so few that each may have all of them. */
-int is_tiny(const call *c, int64_t m, int64_t n, int64_t k);
+/* Whether several ranks multiply m x k by k x n elements, so few that each may have all of them: fewer if they can divide
+ * the work, since all others make a plan. */
+int is_tiny(const call *c, int64_t m, int64_t n, int64_t k, int can_divide);
 
 /* d = alpha x y^T + beta d; x is m x k, y is n x k */
 void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, operand x, operand y,

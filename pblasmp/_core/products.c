@@ -112,7 +112,7 @@ int prepare_product(call *c)
         int x_stays = stays(x, to, &to->cols, 0), y_stays = stays(y, to, &to->rows, 1);
         int64_t moved = (x_stays ? 0 : m * k) + (y_stays ? 0 : n * k);
         int64_t here = m * n * (m >= n ? x : y)->cols.nprocs + least * k;
-        int of_vector = least == 1 && !is_tiny(c, m, n, k);
+        int of_vector = least == 1 && !is_tiny(c, m, n, k, 1);
         if (of_vector ? moved > here : moved >= LARGER * here && moved >= c->limits->stay)
             return prepare_in_place(c, n > m);
         if (!x_stays)

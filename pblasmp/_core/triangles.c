@@ -202,15 +202,20 @@ static int add_terms(call *c)
     return OK;
 }
 
+static int can_stay(call *c)
+{
+    const view *x = &c->x;
+    c->is_symmetric = c->routine == SYMM || c->routine == HEMM;
+    c->adjoint = c->letter >= C && (c->routine == HEMM || c->op_a == 'C');
+    return has_tiles(x) && (c->side == 'L' || (c->is_symmetric && !c->adjoint)) &&
+           (!c->adjoint || x->here.by_columns) && /* BLAS conjugates only what it transposes */
+           (c->is_symmetric || find_words(c, x->here.by_columns, 1) == OK);
+}
+
 static int prepare_stored(call *c)
 {
     const view *x = &c->x;
     int from_right = c->side == 'R'; /* A is symmetric, and D's transpose is A times B's */
-    REQUIRE(has_tiles(x));
-    c->is_symmetric = c->routine == SYMM || c->routine == HEMM;
-    c->adjoint = c->letter >= C && (c->routine == HEMM || c->op_a == 'C');
-    REQUIRE(!from_right || (c->is_symmetric && !c->adjoint));
-    REQUIRE(!c->adjoint || x->here.by_columns); /* BLAS conjugates only what it transposes */
     if (from_right)
         c->to = view_of(&c->d, 1, 0);
     REQUIRE(find_old(c) == OK);
@@ -242,7 +247,7 @@ static int prepare_stored(call *c)
         give_home(t->sums, (whose){x, of_row, of_col, 0}, &c->to, width);
     }
     c->compute = multiply_stored, c->finish = add_terms, c->takes = c->to.active;
-    return c->is_symmetric ? OK : find_words(c, x->here.by_columns, 1);
+    return OK;
 }
 
 /* -- trsm of one column: the matrix stays where it is; the solution and partial sums move
@@ -479,9 +484,9 @@ int prepare_triangular(call *c)
     c->x = view_of(&c->a, 0, 0), c->to = view_of(&c->d, 0, 0);
     view *x = &c->x, *to = &c->to;
     int64_t m = to->rows.extent, n = to->cols.extent;
-    int tiny = is_tiny(c, x->rows.extent, m, n);
+    int tiny = is_tiny(c, x->rows.extent, m, n, 1);
     if (!is_single(c) && !tiny && !same_rank(x, to)) {
-        if (c->routine == TRMM && (m == 1 || n == 1) && x->rows.extent > 1)
+        if (c->routine == TRMM && (m == 1 || n == 1) && x->rows.extent > 1 && can_stay(c))
             return prepare_stored(c);
         if (c->routine == TRSM && n == 1 && c->side == 'L' && prepare_chain(c) == OK)
             return OK;
@@ -526,9 +531,10 @@ int prepare_sided(call *c)
     int64_t m = to->rows.extent, n = to->cols.extent;
     c->kernel = symmetric;
     if (!is_single(c) && !(same_rank(x, to) && same_rank(y, to))) {
-        if (!is_tiny(c, x->rows.extent, m, n)) {
-            int64_t along = c->side == 'L' ? m : n, few = c->side == 'L' ? n : m;
-            REQUIRE(FEW * few <= along || m * n <= SMALL);
+        int64_t along = c->side == 'L' ? m : n, few = c->side == 'L' ? n : m;
+        int can_divide = (FEW * few <= along || m * n <= SMALL) && can_stay(c);
+        if (!is_tiny(c, x->rows.extent, m, n, can_divide)) {
+            REQUIRE(can_divide);
             return prepare_stored(c);
         }
         REQUIRE(find_old(c) == OK);

@@ -183,13 +183,14 @@ int prepare_updated(call *c)
         c->compute = compute_here;
         return find_update(c, x->here.by_columns);
     }
-    if (is_tiny(c, n, n, k)) {
+    int can_divide = c->letter < C && has_tiles(to);
+    if (is_tiny(c, n, n, k, can_divide)) {
         by_columns = by_columns != (is_hermitian && c->op_a != 'N'); /* BLAS conjugates only what it transposes */
         c->left = stage_all(c, x, by_columns, to), c->right = two ? stage_all(c, y, by_columns, to) : NULL;
         c->compute = compute_everywhere;
         return find_update(c, by_columns);
     }
-    REQUIRE(c->letter < C && has_tiles(to));
+    REQUIRE(can_divide);
     c->aligned = span_aligned(&to->rows, &to->cols);
     whose of_rows = {to, c->aligned ? ROW | ACROSS : ROW, ANY, 0}, of_cols = {to, COL, ANY, 0};
     c->left = stage(c, x, to->rows, span_all(k), by_columns, of_rows);

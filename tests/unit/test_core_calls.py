@@ -369,6 +369,30 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
     assert computed > count / 4
 
 
+@pytest.mark.parametrize(("size", "nodes"), [(3, None), (4, [0, 1, 1, 0])])
+def test_what_ranks_cannot_divide_each_computes(size, nodes):
+    """Blocks of any shape, complex updates: up to 8,192 elements; such a triangle goes to who has a column."""
+    cases, n = Cases(size, 23, nodes), 40
+    for cases.char in TYPES * 3:
+        x, y, z = (cases.values(n, k) for k in (n, 1, n))
+        half, lower = np.tri(n, dtype=bool), np.where(np.tri(n, dtype=bool), x, np.nan)
+        square = x + x.T
+        for routine, given, into, expected in (
+            ("trmm", lower, cases.spread(y), np.tril(x) @ y),
+            ("symm", np.where(half, square, np.nan), cases.spread(np.zeros((n, n))), square @ z),
+            (
+                "herk",
+                x,
+                cases.spread(np.where(half, 0, np.nan).astype(cases.char)),
+                np.where(half, x @ x.conj().T, np.nan),
+            ),
+        ):
+            b = {"trmm": into, "symm": cases.spread(z)}.get(routine)
+            c = into if routine == "herk" else None
+            found = cases.compute(routine, [cases.spread(given.astype(cases.char)), b, c], into)
+            assert np.array_equal(found, expected, equal_nan=True), routine
+
+
 @pytest.mark.parametrize(("size", "nodes"), [(1, None), (3, None), (4, [0, 1, 1, 0])])
 def test_reflectors(size, nodes):
     """Factors, all columns of Q, and products with it from both sides, with TAU beside a part of A."""
