@@ -77,6 +77,10 @@ ONCE_WRONG = {
         ["from_function", {"to": 0, "layout": layout(24, 24), "a": 1, "b": 2}],
         ["random_numbers", {"layout": layout(200, 200), "seed": 3, "root": 0}],
     ]),
+    "a matrix plus an array of one element, which is legal": (1, "host", [
+        ["create", {"to": 0, "layout": layout(1, 1), "how": "zeros", "value": 1}],
+        ["mistake", {"of": 0, "what": "ndarray", "rank": 0}],
+    ]),
 }  # fmt: skip
 """By name, sequences that have failed: the numbers of ranks, the engine, and the steps."""
 

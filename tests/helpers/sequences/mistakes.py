@@ -37,7 +37,7 @@ EVERYWHERE: dict[str, Mistake] = {
     "complex into real": _complex_into_real,
     "step": lambda s, x: x.matrix[::2, :],
     "not square": lambda s, x: pb.blas.trsm(x.matrix[:1, :], x.matrix) if x.whole.shape[1] > 1 else _skip(),
-    "ndarray": lambda s, x: x.matrix + np.ones(x.whole.shape),
+    "ndarray": lambda s, x: x.matrix + np.ones(x.whole.shape) if 1 not in x.whole.shape else _skip(),  # no vector
     "no such element": lambda s, x: x.matrix[x.whole.shape],
     "an array that does not fit": lambda s, x: x.matrix.__setitem__(..., np.ones((1, 2, 3))),
     "integers": lambda s, x: s.ctx.scatter(np.ones((3, 3), int)),
