@@ -21,7 +21,7 @@ from ..layout.routines import ROUTINES
 from ..layout.schemes import FORMS, SCHEMES
 
 with required("descriptor files", "cli"):
-    from pydantic import Field, Strict, TypeAdapter, ValidationError
+    from pydantic import Field, Strict, TypeAdapter
     from typing_extensions import Required, TypedDict, get_type_hints
 
 Table = dict[str, Any]
@@ -258,7 +258,7 @@ def table_faults(
     for key, value in data.items():
         name = f"{prefix}{key if isinstance(key, str) else short_repr(key)}"
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1) if isinstance(key, str) else []
+            near = difflib.get_close_matches(key, keys, 1, 0.7) if isinstance(key, str) else []
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(keys)}"
             found.append(f"{name}: unknown key: {hint}")
         elif (inner := _table_in(keys[key])) and isinstance(value, dict):
@@ -291,8 +291,9 @@ def _keys(table: type) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]], lis
 
 def _holds(value: object, checker: TypeAdapter[Any]) -> bool:
     try:
+        json.dumps(value)  # pydantic would take a set or an iterator for a list
         checker.validate_python(value)
-    except (ValidationError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # pydantic's ValidationError is a ValueError
         return False
     return True
 

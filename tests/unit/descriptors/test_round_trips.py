@@ -277,6 +277,10 @@ ROUTINE = {"routine": "trsm", "grid": "2x2", "block": 2, "d": {"shape": [4, 4]},
         (pb.MatrixDescriptor, {"shape": [2, 2], "block": 0, "grid": "2x"}, ["block: expected", "grid: expected"]),
         (pb.MatrixDescriptor, {"shape": [2, 2], "block": 1, "grid": "1x1", "source": [1, 0]}, ["source: process"]),
         (pb.MatrixDescriptor, "2x2", ["data: expected a table, got '2x2'"]),
+        (pb.MatrixDescriptor, {"shape": {2, 3}, "block": 1, "grid": "1x1"}, ["shape: expected two integers, each at"]),
+        (pb.MatmulProblem, {**BASE, "block": iter([2, 2, 2])}, ["block: expected an integer, two for m and n"]),
+        (pb.MatmulProblem, {**BASE, "ld": 4, "subset": [0, 1]},
+         ["ld: unknown key: expected one of title", "subset: unknown key: expected one of title"]),
     ],
 )  # fmt: skip
 def test_tables_with_faults(kind, data, faults):
