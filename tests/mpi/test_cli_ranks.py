@@ -748,6 +748,14 @@ def test_bench(pblasmp):
     assert "WRONG" not in done.stdout
 
 
+def test_bench_says_once_which_algorithm_it_was(pblasmp):
+    how = "-n2 --engine=host -pallgather_matmul -pmatmul_reduce_scatter -pmatmul_allgather --shape=64,32,48 --samples=2"
+    done = pblasmp("bench", *how.split(), "--algo=push")
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"^ +pblasmp: push, (.*)$", done.stdout, re.MULTILINE)
+    assert [text.partition(" ")[0] for text in told] == ["every", "partial", "panels"]
+
+
 def test_bench_prints_rates(pblasmp):
     how = (
         "-n2",

@@ -29,7 +29,7 @@ _PANEL = 256  # columns; narrower panels slow GEMM down
 class MessageGather(ParallelProduct):
     """AllGather + GEMM: each rank's tokens are multiplied as they arrive."""
 
-    path = "push: every rank's part of X is multiplied as it arrives"
+    path = "every rank's part of X is multiplied as it arrives"
 
     def _prepare(self) -> None:
         p = self.p
@@ -65,7 +65,7 @@ class MessageSum(ParallelProduct):
 
     def _prepare(self) -> None:
         self._parts = self.added
-        self.path = "push: partial products are summed by the rank that owns their rows"
+        self.path = "partial products are summed by the rank that owns their rows"
         if self.everywhere:
             self.path += ", and gathered"
         self.sent_bytes = self._sent()
@@ -120,7 +120,7 @@ class MessageOutput(ParallelProduct):
         flops = 2 * tokens * widest * p.inputs[0] if self._engine.traits.overlaps_messages else 0
         worth = int(flops / self._operations.panel_flops)
         self._panels = max(1, min(_PANELS, widest // _PANEL, worth))
-        self.path = f"push: panels of columns, each gathered while the next one is multiplied: {self._panels}"
+        self.path = f"panels of columns, each gathered while the next one is multiplied: {self._panels}"
         self.sent_bytes = self._sent()
         if p.size > 1:
             for rank, i in product(range(p.size), range(min(2, self._panels))):
