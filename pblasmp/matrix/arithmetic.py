@@ -192,6 +192,7 @@ def check_pair(call: str, matrix: Handle, other: Handle) -> None:
         raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
         hint = ": vectors are NumPy arrays here, other.allgather()" if 1 in other.shape else ""
+        hint = ": transpose it, other.T" if other.shape == matrix.shape[::-1] else hint
         raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}{hint}")
 
 

@@ -199,7 +199,7 @@ class Handle:
         i, j, m, n, transposed = self._at
         height, width = (n, m) if transposed else (m, n)
         try:
-            rows, cols = (index, _ALL) if type(index) is slice else index
+            rows, cols = index if type(index) is tuple else (index, _ALL)  # a list is no index
             rows = slice(rows, rows + 1) if type(rows) is int else rows
             cols = slice(cols, cols + 1) if type(cols) is int else cols
             i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop

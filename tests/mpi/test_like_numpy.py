@@ -478,6 +478,8 @@ def test_shifts_and_transposes_in_place(comm):
             yield f"{case} of {d}", misplaced(a, x)
         for left, right, words in (
             (np.s_[0:3, 0:3], a[0:2, 0:2], ["matrix[...] =", "(3, 3)", "(2, 2)"]),
+            (np.s_[0:1, :], a[:, 0:1], ["matrix[...] =", "(1, 12)", "(12, 1): transpose it, other.T"]),
+            ([0, 1], 7, ["index: expected integers or slices", "got [0, 1]"]),  # in NumPy these are two rows
             (np.s_[:, :], other.zeros(d), ["matrix[...] =", "another context"]),
             (np.s_[:, :], ctx.zeros((12, 12), dtype="complex64"), ["matrix[...] =", "complex64"]),
         ):
