@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..layout.descriptor import MemoryOrder
     from ..layout.level3_problem import Diag, Uplo
+    from ..runtime.runtime import Runtime
     from .io import Progress
 
 _Along: TypeAlias = "SupportsIndex | slice | EllipsisType"
@@ -42,6 +43,9 @@ class DistributedMatrix(Handle):
     """
 
     __array_ufunc__ = None  # NumPy arrays leave operators to us
+
+    def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
+        super().__init__(context, descriptor, local)  # Python's errors name this class
 
     @property
     def ndim(self) -> int:
