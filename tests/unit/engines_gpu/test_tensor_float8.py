@@ -69,8 +69,8 @@ def test_what_is_refused(comm: Any, path: str) -> Any:
     with machine(path, Scaling, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
         for form in FORMS:
             case = Case(ctx, rng, form, TYPES[0], 16 * p + 8, 16 * p, 16 * p)
-            pieces = ["a CUDA graph: this plan cannot be recorded: push: "]
             with case.plan() as plan:
+                pieces = [f"a CUDA graph: this plan cannot be recorded: {plan.report().path}"]
                 yield f"{form} graph", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
                 report = str(plan.report())
                 said = "8-bit operands are multiplied in bfloat16" in report
