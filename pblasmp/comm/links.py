@@ -160,14 +160,14 @@ def connect(comm: Communicator, peers: Collection[int]) -> dict[int, socket.sock
         while waiting:
             hello, link = _let_in(sockets, waiting, deadline)
             found[waiting.pop(hello)] = link
+        for each in found.values():
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for each in sockets:
         each.close()
     if not all(comm.allgather(len(found) == len(peers))):
         for each in found.values():
             each.close()
         return None
-    for each in found.values():
-        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
 

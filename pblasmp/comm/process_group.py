@@ -259,7 +259,7 @@ class _Gloo:
         works = (start([torch.from_numpy(part)], rank, 0) for part in parts)
         return [self.channel.watch(messages.add(work)) for work in works]
 
-    # -- messages that the compiled core sends: over sockets of its own
+    # -- messages that the compiled core sends, over its own sockets
 
     def for_core(self, ranks: Collection[int]) -> tuple[int | None, ...]:
         core, sockets = _core.load(), connect(self, ranks)

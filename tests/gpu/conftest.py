@@ -77,7 +77,7 @@ def pytest_runtest_call() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave cases out if few are asked for."""
+    """Keep few cases of each test where PBLASMP_TESTS asks for that."""
     if not is_few():
         return
     left, out = with_new_values(items)

@@ -149,7 +149,7 @@ def test_many_plans_with_warnings_as_errors(comm):
         a = ctx.zeros((8, 8), block=2)
         plans = [pb.plan(pb.matmul, a, a, alpha=float(i)) for i in (2, 3)]
         refuses(ctx, ResourceWarning, ["3 open plans"], pb.plan, pb.matmul, a, a)
-        assert plans[0](a, a).norm() == 0, "goes on: wrong"
+        assert plans[0](a, a).norm() == 0, "a later run is wrong"
 
 
 @on_ranks(2)

@@ -215,7 +215,7 @@ def test_blacs_names(comm):
         left = [pblas.gridinfo(each) for each in others]
         assert left == [(-1,) * 4] * 2, "all freed"
         again = pblas.gridinit(comm, "Col", 2, 1, engine="host")
-        assert pblas.gridinfo(again) == (2, 1, comm.rank, 0), "MPI goes on: no grid"
+        assert pblas.gridinfo(again) == (2, 1, comm.rank, 0), "there is no grid after MPI calls"
         pblas.blacs_exit()
 
 

@@ -544,7 +544,7 @@ def test_nodes_share_the_work_of_a_factorization(nodes):
             assert (
                 cases.ranks.exchanges() - before == -(-n // 3) + 1
             )  # the last one brings nothing, or solutions
-    cases.char, width = "d", 8  # each rank solves for columns of its own
+    cases.char, width = "d", 8  # each rank solves for its own columns
     seen, d = cases.ranks.products(0, "trsm"), cases.spread(whole.real @ np.ones((n, width)))
     with changed_limits(**limits):
         assert np.allclose(cases.compute("posv", [cases.spread(whole.real), d, None], d), 1)

@@ -82,17 +82,18 @@ class CopyMethod(TensorMethod):
         session, kind = session_of(engine), self._kind
         if p.size != session.runtime.size:
             return f"the operands are on {p.size} ranks; this algorithm needs all {session.runtime.size}"
-        why = library_refusal(options, operands, leaves_sms=kind.leaves_sms)
         why = (
-            why
+            library_refusal(options, operands, leaves_sms=kind.leaves_sms)
             or follower_refusal(operands, fuses=not p.sums and fuses(p.dtype))
             or _type_refusal(p, options)
         )
+        if why:
+            return why
         try:
             compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-            return why or kind.why_not(session.gpu, p, options)
+            return kind.why_not(session.gpu, p, options)
         except PblasmpError as error:
-            return why or str(error)
+            return str(error)
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         gpu = session_of(engine).gpu
