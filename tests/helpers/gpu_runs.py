@@ -58,7 +58,10 @@ def suites_of(outcomes: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def add(path: Path, run: Mapping[str, Any]) -> None:
-    """Add a run. What a run of the same versions on the same GPUs says of the same suites is replaced."""
+    """Add a run, to the record of its date and commit if there is one.
+
+    What a run of the same versions on the same GPUs says of the same suites is replaced.
+    """
     check(run)
     runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
@@ -68,7 +71,10 @@ def add(path: Path, run: Mapping[str, Any]) -> None:
     for each in runs:
         if place(each) == place(run):
             each["suites"] = {s: x for s, x in each["suites"].items() if s not in run["suites"]}
-    runs = [each for each in runs if each["suites"]] + [dict(run)]
+    alike = [each for each in runs if {**each, "suites": run["suites"]} == run]
+    suites = {name: of for each in [*alike, run] for name, of in each["suites"].items()}
+    runs = [each for each in runs if each["suites"] and each not in alike]
+    runs.append({**run, "suites": dict(sorted(suites.items()))})
     lines = ",\n".join(f" {json.dumps(each, ensure_ascii=False)}" for each in runs)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 

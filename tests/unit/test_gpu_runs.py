@@ -35,12 +35,13 @@ def test_a_newer_outcome_replaces_the_older_one(tmp_path):
     gpu_runs.add(path, RUN | {"commit": "def", "suites": {"test_plans": "1 failed"}})
     gpu_runs.add(path, RUN | {"gpus": 1, "commit": "ghi"})
     gpu_runs.add(path, RUN | {"hosts": 2, "commit": "jkl"})
+    gpu_runs.add(path, RUN | {"hosts": 2, "commit": "jkl", "suites": {"test_arena": "6 passed"}})
     found = [(run["commit"], run["gpus"], run["suites"]) for run in json.loads(path.read_text())]
     assert found == [
         ("abc", 2, {"test_moves": "1 passed"}),
         ("def", 2, {"test_plans": "1 failed"}),
         ("ghi", 1, RUN["suites"]),
-        ("jkl", 2, RUN["suites"]),
+        ("jkl", 2, {"test_arena": "6 passed", **RUN["suites"]}),
     ]
 
 
