@@ -19,6 +19,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers import gpu_runs
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.gpu.tables import why_refused_here
 from tests.helpers.slow import is_few, with_new_values
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
@@ -58,21 +59,14 @@ def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
         pytest.skip(f"{name} is for {kinds[0].ranks} ranks")
 
 
-REFUSED = {  # by environment variable: why an algorithm that is asked for by name may be refused
-    "NCCL_HOSTID": ("NCCL has no window", "GPUs of one NVLink domain"),
-    "NCCL_MULTI_RANK_GPU_ENABLE": ("ranks share a GPU",),
-}
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[Any]:
-    """Skip an algorithm that needs symmetric memory between hosts (hosts.sh), or a GPU for each rank."""
+    """Skip what is refused where the tests run: between hosts (hosts.sh), or with ranks that share a GPU."""
     try:
         return (yield)
-    except pb.UnsupportedError as error:  # the same on every rank
-        reasons = [words for name, words in REFUSED.items() if os.environ.get(name)]
-        if any(word in str(error) for words in reasons for word in words):
-            pytest.skip(f"refused here: {error}".splitlines()[0])
+    except (pb.UnsupportedError, AssertionError) as error:  # the same on every rank
+        if why := why_refused_here(error):
+            pytest.skip(f"refused here: {why}")
         raise
 
 

@@ -46,12 +46,15 @@ def test_epilogues_are_right(ctx, scheme, dtype):
                 return followed(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
 
             table.add(f"{scheme} {dtype} {order} {p.op_a}{p.op_b} {unit} beta {beta}: {kind}", run)
-    assert not table.lines, str(table)
+    table.check()
 
 
 @pytest.mark.parametrize("scheme", [AG, RS])
 def test_schemes_are_fused(ctx, scheme):
-    """Every epilogue that this version has is computed with the product, under every algorithm."""
+    """Every epilogue that this version has is computed with the product, under every algorithm.
+
+    Between hosts only those that pblasmp's algorithms compute so.
+    """
     rng, table = np.random.default_rng(42), Table(ctx)
     late = {"drelu": 801, "bias_grad": 800 if scheme == RS else 700}
     for kind, algo in itertools.product(KINDS, ("auto", "default", "no_overlap")):
@@ -64,7 +67,7 @@ def test_schemes_are_fused(ctx, scheme):
                 ctx, rng, p, kind, fused=True, algo=algo, tolerance=3e-2
             ),
         )
-    assert not table.lines, str(table)
+    table.check()
 
 
 def gpu(ctx: pb.Context, values: np.ndarray) -> Any:

@@ -6,11 +6,12 @@ import pytest
 import pblasmp as pb
 from pblasmp.cli.noise import Noise, Trial, trials, wrong_runs
 from pblasmp.engines.gpu.cublasmp import faults
+from tests.helpers.slow import fewer, thinned
 
-RUNS = 300
+RUNS = thinned(300)
 
 
-@pytest.mark.parametrize("n", [2048, 256])
+@pytest.mark.parametrize("n", fewer([2048, 256], 1))
 @pytest.mark.parametrize("neighbor", [False, True], ids=["one job", "two jobs"])
 def test_every_algorithm(ctx, n, neighbor):
     wrong = {}
@@ -38,4 +39,7 @@ def test_cublasmp_needs_its_barrier(ctx, monkeypatch):
     monkeypatch.setattr(faults, "ends_before_peers_have_read", lambda *_: False)
     with Noise(ctx, naps=False, neighbor=True) as noise:
         found = [wrong_runs(ctx, Trial("without", run, 2**-10), noise) for _ in range(3)]
+    refused = [each for each in found if isinstance(each, str)]
+    if refused:
+        raise pb.UnsupportedError(refused[0])
     assert any(found)
