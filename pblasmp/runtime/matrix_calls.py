@@ -187,8 +187,8 @@ class MatrixCall(UserCall[Any]):
         if not comparable(self.ctx, given, how.values()):
             return object()
         # 1, 1.0 and 1 + 0j are equal
-        options = tuple((name, type(value), value) for name, value in how.items())
-        return self.name, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
+        options = tuple([(name, type(value), value) for name, value in how.items()])
+        return self.name, options, *[None if x is None else (x.descriptor, x.local.strides) for x in given]
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check the arguments. Local."""
@@ -269,7 +269,7 @@ class MatrixCall(UserCall[Any]):
     def operands(self) -> Operands:
         """Return the local arrays. Local."""
         m = self._matrices
-        a, b, c, d = (None if x is None else x.local for x in (m["a"], m["b"], m["c"], m["d"]))
+        a, b, c, d = [None if x is None else x.local for x in (m["a"], m["b"], m["c"], m["d"])]
         return Operands(a, b, c, d, self._epilogue, self._scales)
 
     def facts(self) -> dict[str, Any]:

@@ -235,9 +235,9 @@ class Plan(Generic[Result]):
             used: called if all ranks repeat it.
         """
         ctx, product = self._ctx, self._product
-        call.ran_by = self
+        call.ran_by, queues = self, product.queues
         bound = ctx.kept.bound(self._number, addresses) if addresses else None
-        with ctx.running(self._name, checks=not product.queues):
+        with ctx.running(self._name, checks=not queues, computes=not queues):
             replay = self._all_repeat(number, bound, used)
             if replay is None:
                 return False

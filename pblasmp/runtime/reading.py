@@ -153,10 +153,10 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
     contexts = [
         x.context if isinstance(x, Handle) else x for x in matrices if isinstance(x, (Handle, Runtime))
     ]
-    different = {id(ctx): ctx for ctx in contexts if not ctx.is_closed}
+    different = [ctx for ctx in dict.fromkeys(contexts) if not ctx.is_closed]
     if len(different) == 1:
-        return different.popitem()[1]
-    found: Runtime[Any] | None = Runtime.where_others_call(call, next(iter(different.values()), None))
+        return different[0]
+    found: Runtime[Any] | None = Runtime.where_others_call(call, next(iter(different), None))
     if found is not None:
         return found
     for ctx in contexts:
@@ -194,9 +194,9 @@ def comparable(ctx: Runtime[Any], matrices: Iterable[Any], options: Iterable[Any
         matrices: the caller's, None for those that are absent.
         options: the other arguments.
     """
-    if not all(type(value) in CONSTANTS for value in options):
+    if not CONSTANTS.issuperset(map(type, options)):
         return False
-    return all(x is None or (isinstance(x, Handle) and x.context is ctx) for x in matrices)
+    return not [x for x in matrices if x is not None and not (isinstance(x, Handle) and x.context is ctx)]
 
 
 def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mapping[str, object]) -> None:
@@ -235,9 +235,10 @@ def check_overlap(
         x = matrices[name]
         if x is None:
             continue
-        first = x.local[:1, :1], out.local[:1, :1]
-        if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
-            continue  # the same memory
+        if name == in_place and x.descriptor == out.descriptor:
+            first = x.local[:1, :1], out.local[:1, :1]
+            if ctx.engine.overlap(*first):
+                continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
             said = (names or {}).get(name, name)
             expected = f"{said} itself or a separate matrix" if name == in_place else "a separate matrix"

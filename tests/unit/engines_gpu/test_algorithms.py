@@ -271,6 +271,22 @@ def test_new_sub_matrices(comm: Any, path: str) -> Any:
             yield call.__name__, f"{calls} calls" if calls > most else None
 
 
+@on_ranks(2, on_nodes="blocks:2")
+def test_a_repeated_product_between_hosts(comm: Any, path: str) -> None:
+    """It is no direct call, and takes few calls of Python before it is queued."""
+    devices = [f"0000:0{comm.rank}:00.0"]
+    with context(path, Multiplying, comm=comm, lt=FakeLt(), devices=devices) as (ctx, _):
+        a, b, c = (ctx.zeros((64, 64), block=16, grid=(1, 2), dtype="float32") for _ in range(3))
+        call = partial(pb.matmul, a, b, out=c)
+        for _ in range(3):
+            call()
+        before = votes(ctx)
+        _, calls, _ = python_calls(call)
+        assert (votes(ctx) - before, calls <= 120) == (1, True), f"{calls} calls"
+        with pb.plan(pb.matmul, a, b, out=c) as plan:
+            assert plan.report().algorithm == "gathered"
+
+
 _MOST_CALLS, _MOST_OF_QUEUES = 130, 115
 
 

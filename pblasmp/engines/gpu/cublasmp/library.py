@@ -281,9 +281,14 @@ class Cublasmp:
 
 def _span(array: Any) -> tuple[int, int]:
     """Return the address of an array's first byte, and the one after its last."""
-    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
-    first: int = array.data.ptr + sum([step for step in steps if step < 0])
-    return first, first + sum(map(abs, steps)) + array.itemsize
+    first: int = array.data.ptr
+    last = first
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (extent - 1) * stride
+        else:
+            last += (extent - 1) * stride
+    return first, last + array.itemsize
 
 
 class _Described:

@@ -74,6 +74,8 @@ class GpuDirect(Direct):
         channel, name = control.channel, asked.call
         stream = self._current()
         key = _key_of(stream, asked)
+        if self._calls.get(key, key) is None:  # known to be unfit
+            return None
         told = self._launched(control, asked, key, stream)
         if told in ("queued", "unlike"):
             return told == "queued"
