@@ -84,15 +84,17 @@ class Transport(Protocol):
         """
         return exchange.start(src, dst, conjugate=conjugate, slots=slots)
 
-    def ahead(self, *, follows: bool = False, joins: bool = True) -> AbstractContextManager[None]:
+    def ahead(self, *, follows: bool = False) -> AbstractContextManager[Callable[[], None]]:
         """Return a context whose moves, if they are queued, run beside what the caller's stream has meanwhile.
 
+        It yields a function, "join", from which on what the caller queues waits for the moves so far. The last such
+        context of a call must call it.
+
         Args:
-            follows: they wait for all that was queued before, not only for what was before the end of the last such
-                context that ``joins``. The first one of a call must.
-            joins: what is queued later waits for them.
+            follows: they wait for all that was queued before, not only for what was before the last "join" or context
+                that ``follows``. The first one of a call must.
         """
-        return nullcontext()
+        return nullcontext(lambda: None)
 
     def sum_ranks(self, array: LocalArray) -> None:
         """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""

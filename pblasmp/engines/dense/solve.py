@@ -126,22 +126,21 @@ class SolveProduct(QueuedProduct):
         x, coming, leaving = slabs.get(transport.rank), list[Transfer](), list[Transfer]()
         right = b if self._stays else x
         for i, (start, stop, step) in enumerate(self._arriving(operands.a, given, slabs, coming)):
-            with transport.ahead(follows=True, joins=False):
-                if i < len(self._in) - 1:
-                    coming.append(self._in.start(i + 1, given, slabs))
-                if 0 < i < len(self._out):
+            if 0 < i < len(self._out):
+                with transport.ahead(follows=True):
                     leaving.append(self._out.start(i - 1, slabs, wanted))
-                if len(leaving) > SLOTS:
-                    leaving.pop(0).finish()
+                    if len(leaving) > SLOTS:
+                        leaving.pop(0).finish()
             if step is not None:
                 self._solve(step, right, x, start, stop)
         if self._shared and not self._in_d:
             transport.fence()  # wait until every slab of the node has been solved for
-        with transport.ahead(follows=True):
+        with transport.ahead(follows=True) as join:
             if len(self._out):
                 leaving.append(self._out.start(len(self._out) - 1, slabs, wanted))
             for each in leaving:
                 each.finish()
+            join()
 
     def _arriving(
         self, a: Array, given: CellArrays, slabs: dict[int, Array], coming: list[Transfer]
@@ -155,11 +154,13 @@ class SolveProduct(QueuedProduct):
                 coming.pop(0).finish()
             return self._prepared(x, i, found) if x is not None and x.size else None
 
-        arriving = self._panels.arrive({"a": a}, prepare) if self._engine.traits.queues else None
-        if len(self._in):
-            coming.append(self._in.start(0, given, slabs))
-        if arriving is not None:
-            return arriving
+        def start(i: int) -> None:
+            if i < len(self._in):
+                coming.append(self._in.start(i, given, slabs))
+
+        if self._engine.traits.queues:
+            return self._panels.arrive({"a": a}, prepare, start)
+        start(0)
         if coming:
             coming.pop().finish()
         if self._shared and not self._panels.fenced:

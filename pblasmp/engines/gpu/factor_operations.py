@@ -35,6 +35,7 @@ _AS_IT_IS: tuple[Op, Op] = ("N", "N")
 _ADJOINT: tuple[Op, Op] = ("N", "C")
 
 _LEAST, _MANY = 256, 1 << 21  # of fewer equations, if unknowns are so many: at least so many equations
+_MANY_AHEAD = 1 << 19  # unknowns, if inverses are made beside other work
 FEW_COLUMNS = 4  # by which a kernel multiplies a part of a matrix; for more cuBLAS does, in bands of rows
 _FEW_UNKNOWNS = 1024  # columns for which a kernel substitutes faster than cuBLAS: two for each warp
 _WIDTHS = ((40_000, 1024), (4_000, 512), (0, 256))  # order from which on panels are so wide
@@ -126,7 +127,7 @@ class GpuFactorOperations(GpuOperations):
         self, a: Array, x: Array, *, lower: bool, unit: bool, turn: int = 0
     ) -> tuple[Array, Callable[[], None]]:
         """Return where the right-hand sides are to be, and what queues the solution; inverses are queued now. Local."""
-        if not self._halves_win(len(a), x.shape[1], unit=unit):
+        if not self._halves_win(len(a), x.shape[1], unit=unit, many=_MANY_AHEAD):
             return x, partial(self.trsm, 1, a, x, lower=lower, unit=unit)
         by_rows = blas_operand(x)[0] == "T"
         right = self.temporary("right", x.shape[::-1] if by_rows else x.shape, np.dtype(x.dtype))
@@ -157,12 +158,12 @@ class GpuFactorOperations(GpuOperations):
         fits = 0 < len(a) <= SUBSTITUTED and 0 < x.shape[1] <= _FEW_UNKNOWNS
         return fits and all(blas_operand(each)[0] == "N" for each in (a, x))
 
-    def _halves_win(self, n: int, columns: int, *, unit: bool) -> bool:
+    def _halves_win(self, n: int, columns: int, *, unit: bool, many: int = _MANY) -> bool:
         """Return whether products and inverses take less time than cuBLAS's ``trsm``, as on an H200. Local."""
         order, *least = self.inverts
         if n >= order * (1 + unit):  # L of LU often has large conditions: then refinement takes as long again
             return columns >= least[unit]
-        return not unit and n >= _LEAST and n * columns >= _MANY
+        return not unit and n >= _LEAST and n * columns >= many
 
     def apply(
         self,

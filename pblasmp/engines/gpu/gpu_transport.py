@@ -108,20 +108,25 @@ class GpuTransport(Transport):
         return under_way
 
     @contextmanager
-    def ahead(self, *, follows: bool = False, joins: bool = True) -> Iterator[None]:
+    def ahead(self, *, follows: bool = False) -> Iterator[Callable[[], None]]:
         """Return a context whose moves run beside what the caller's stream has since the last one. Local."""
-        gpu = self._session.gpu
+        gpu, caller = self._session.gpu, self._cupy.cuda.get_current_stream()
+
+        def join() -> None:
+            with self._runtime.on(caller):
+                gpu.use_current_stream()
+                gpu.follow("main", _MOVES)
+                gpu.mark(_BEFORE, "main")
+            gpu.use_current_stream()
+
         self._runtime.follow_stream()
         gpu.use_current_stream()
         if follows:
             gpu.mark(_BEFORE, "main")
         gpu.await_mark(_MOVES, _BEFORE)
         with self._runtime.on(gpu.stream(_MOVES)):
-            yield
+            yield join
         gpu.use_current_stream()
-        if joins:
-            gpu.follow("main", _MOVES)
-            gpu.mark(_BEFORE, "main")
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -364,7 +364,10 @@ class Panels:
         return self._engine.transport.buffer(name, self._bytes[part][which], shared=self._shared)
 
     def arrive(
-        self, arrays: dict[str, Array], prepare: Callable[[int, Arrived], Any] | None = None
+        self,
+        arrays: dict[str, Array],
+        prepare: Callable[[int, Arrived], Any] | None = None,
+        beside: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[int, int, Any]]:
         """Start moving the first panel; yield (start, stop, operands) of each in turn. Collective over the ranks.
 
@@ -375,17 +378,23 @@ class Panels:
             arrays: the operands' local arrays.
             prepare: what is yielded is what this function makes of a panel's number and its operands, perhaps while the
                 one before is still multiplied.
+            beside: starts moving what comes with a panel of this number.
         """
-        return self._arriving(self._start(0, arrays), arrays, prepare)
+        start = partial(self._start, arrays, beside)
+        return self._arriving(start(0), start, arrays, prepare)
 
     def _arriving(
-        self, coming: list[Any], arrays: dict[str, Array], prepare: Callable[[int, Arrived], Any] | None
+        self,
+        coming: list[Any],
+        start_panel: Callable[[int], list[Any]],
+        arrays: dict[str, Array],
+        prepare: Callable[[int, Arrived], Any] | None,
     ) -> Iterator[tuple[int, int, Any]]:
         """Yield each panel when it is there, after the next one has been started."""
         transport, ahead = self._engine.transport, self._ahead
         for i, (start, stop) in enumerate(self.panels):
-            following = [] if ahead else self._start(i + 1, arrays)
-            with transport.ahead(follows=i == 0) if ahead else nullcontext():
+            following = [] if ahead else start_panel(i + 1)
+            with transport.ahead(follows=i == 0) if ahead else nullcontext(lambda: None) as join:
                 slabs = [self._arrived(part) for part in coming]
                 if self.fenced:
                     transport.fence()  # wait until every slab of the node has been written
@@ -395,9 +404,11 @@ class Panels:
                 ]
                 if prepare is not None:
                     found = prepare(i, found)
-            if ahead:  # the caller's stream has what it waits for
-                with transport.ahead(joins=False):
-                    following = self._start(i + 1, arrays)
+                join()
+                if (
+                    ahead
+                ):  # its messages are packed while the panel before this one is multiplied: kernels can begin
+                    following = start_panel(i + 1)
             coming = following
             yield start, stop, found
 
@@ -407,15 +418,18 @@ class Panels:
         rows = x.rows_of(need[0], start, stop) if need else slice(0)
         return x.local(array)[rows, start:stop]
 
-    def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
+    def _start(self, arrays: dict[str, Array], beside: Callable[[int], None] | None, i: int) -> list[Any]:
         """Start moving panel ``i``, if there is one; panels take turns in parts of the buffers."""
         if i >= len(self.panels):
             return []
         ahead = len(self.panels) > 1
-        return [
+        started = [
             staging and staging.start(i, arrays[x.source], self._buffer(which, i), ahead=ahead)
             for which, (x, staging) in enumerate(zip(self._operands, self._stagings, strict=True))
         ]
+        if beside is not None:
+            beside(i)
+        return started
 
     @staticmethod
     def _arrived(part: Any) -> dict[int, Array] | None:

@@ -291,6 +291,26 @@ def test_which_solves_are_products(ctx: Any, n: int, columns: int, unit: bool, b
 
 
 @pytest.mark.parametrize(
+    ("n", "columns", "unit", "by_products"),
+    [
+        (256, 2048, False, True),
+        (256, 2047, False, False),
+        (255, 1 << 20, False, False),
+        (256, 8192, True, False),
+    ],
+)
+def test_solves_that_are_prepared_are_products_from_fewer_unknowns_on(
+    ctx: Any, n: int, columns: int, unit: bool, by_products: bool
+) -> None:
+    """Their inverses are made beside other work."""
+    xp = ctx.engine.operations.xp
+    a, x = xp.asarray(np.eye(n)), xp.asarray(np.ones((n, 1)) * np.ones(columns))
+    with mock.patch.object(factor_operations, "Halves") as halves:
+        ctx.engine.operations.solver(a, x, lower=True, unit=unit)
+    assert halves.call_count == by_products
+
+
+@pytest.mark.parametrize(
     ("n", "columns", "unit", "order", "by_kernel"),
     [(512, 1024, True, "F", True), (513, 9, True, "F", False), (5, 1025, True, "F", False), (5, 9, False, "F", False),
      (5, 9, True, "C", False)],

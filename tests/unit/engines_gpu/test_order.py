@@ -24,6 +24,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.composite import ExchangeMove
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
+from pblasmp.engines.gpu.gpu_transport import GpuTransport
 from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
 from pblasmp.engines.request import Operands
 from tests.helpers.fakelapack import matrix, vector
@@ -167,36 +168,73 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
 
 
 def test_moves_run_beside_the_product_before(ctx, lib, monkeypatch):
-    """They wait for what was queued before the last ones, and what is queued later for them, if it is to."""
+    """They wait for what was queued before the last ones, and what is queued later for those before a join."""
     order = StreamOrder(lib.gpu, sys.modules["cupy"], monkeypatch)
     ahead = ctx.engine.transport.ahead
     order.use("before")
-    with ahead(follows=True):
+    with ahead(follows=True) as join:
         order.use("before")
         order.use("first")
+        join()
+        order.use("meanwhile")
     order.use("first")
     order.use("product")
     assert order.faults == []
-    with ahead():
+    order.use("meanwhile")
+    assert len(order.faults) == 1
+    order.faults.clear()
+    assert order.faults == []
+    with ahead() as join:
         order.use("before")
         assert order.faults == []
         order.use("product")  # it runs beside this
         assert len(order.faults) == 1
         order.use("second")
+        join()
     order.use("second")
-    with ahead(follows=True, joins=False):
+    with ahead(follows=True):
         order.use("second")
         order.use("third")
     assert len(order.faults) == 1
     order.use("third")
     assert len(order.faults) == 2
-    with ahead(follows=True):
-        pass
+    with ahead(follows=True) as join:
+        join()
     order.use("all")
-    with ahead():
+    with ahead() as join:
         order.use("third")
+        join()
     order.use("third")
     assert len(order.faults) == 2
+
+
+def test_a_panel_leaves_beside_the_last_product_and_behind_the_one_that_had_its_memory(ctx, lib, monkeypatch):
+    """Kernels that pack it begin where the last product leaves room, not behind it."""
+    monkeypatch.setattr(GpuOperations, "panel", 1)
+    a, b = (ctx.zeros(replace(D, dtype="complex64")) for _ in range(2))
+    with pb.plan(pb.matmul, a, b, op_a="C", algo="panels") as plan:
+        order = StreamOrder(lib.gpu, sys.modules["cupy"], monkeypatch)
+        queued, started, beside = itertools.count(), itertools.count(), []
+        multiply, start = GpuOperations._queue_gemm, GpuTransport.start_exchange
+
+        def multiplied(*arguments: Any, **named: Any) -> None:
+            multiply(*arguments, **named)
+            order.use(f"product {next(queued)}")
+
+        def starts(*arguments: Any, **named: Any) -> Any:
+            panel = next(started)
+            order.use(f"product {panel - 3}")
+            assert order.faults == []
+            order.use(f"product {panel - 2}")
+            beside.append(len(order.faults))
+            order.faults.clear()
+            return start(*arguments, **named)
+
+        monkeypatch.setattr(GpuOperations, "_queue_gemm", multiplied)
+        monkeypatch.setattr(GpuTransport, "start_exchange", starts)
+        plan()
+    assert next(queued) == 6
+    assert beside == [0, 0, 1, 1, 1, 1]
 
 
 def test_symmetric_memory_is_used_again_when_all_work_is_done(ctx, lib):

@@ -66,9 +66,9 @@ class Inbox:
         packed = gpu.scratch(f"outbox {box}", nbytes)
         self._free.remove(box)
         gpu.use_current_stream()
-        gpu.await_flags("main", [(to, SLOTS.at(box)) for to in packs])
         for to, (_, pack) in packs.items():
             pack(packed + self._place(gpu.rank, to) * slot)
+        gpu.await_flags("main", [(to, SLOTS.at(box)) for to in packs])
         if packs:
             gpu.follow("copy", "main")
         for to in ((gpu.rank + step) % gpu.size for step in range(1, gpu.size)):
