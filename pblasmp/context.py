@@ -122,6 +122,14 @@ class Context(Runtime[DistributedMatrix]):
             out.local[...] = 0
         return out
 
+    def ones(
+        self,
+        descriptor: MatrixDescriptor | Sequence[int],
+        **how: Unpack[LayoutKeywords],
+    ) -> DistributedMatrix:
+        """Return a matrix of ones; arguments as for :meth:`empty`. Collective over the context."""
+        return creation.full(self, Layout(descriptor, how), 1, "ones")
+
     def full(
         self,
         descriptor: MatrixDescriptor | Sequence[int],

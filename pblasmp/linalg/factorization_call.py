@@ -44,6 +44,8 @@ Matrix = DistributedMatrix
 Pivots = NDArray[np.int64]
 Trans = Literal[0, 1, 2, "N", "T", "C"]
 T = TypeVar("T")
+Right = TypeVar("Right", bound=DistributedMatrix | NDArray[Any])
+"""Right-hand sides: a matrix, or a vector that every rank has, and so is the solution."""
 
 _RECTANGULAR = Sizes({"a": "m n", "d": "m n"})
 _SQUARE = Sizes({"a": "n n", "d": "n n"})

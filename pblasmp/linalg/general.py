@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.product import Found
 from ..errors import short_repr
-from .factorization_call import FactorizationCall, Matrix, Pivots, Roles, T, digest, op_of, pair_of
+from ..matrix.columns import by_column, is_vector
+from .factorization_call import FactorizationCall, Matrix, Pivots, Right, Roles, T, digest, op_of, pair_of
 
 if TYPE_CHECKING:
     from .factorization_call import Trans
@@ -98,17 +99,17 @@ class _LuWithInfo(_LuFactors[tuple[Matrix, Pivots, int]]):
 
 def lu_solve(
     lu_and_piv: tuple[Matrix, Pivots],
-    b: Matrix,
+    b: Right,
     trans: Trans = 0,
     *,
     out: Matrix | None = None,
     algo: str = "auto",
-) -> Matrix:
+) -> Right:
     """Return X with op(A) X = B for a matrix A that ``lu_factor`` has factored. Collective over the context.
 
     Args:
         lu_and_piv: what ``lu_factor`` returns: L and U, n × n, and n integers, the same on every rank.
-        b: n × m.
+        b: n × m; or a vector, as for ``solve``.
         trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
         out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
         algo: "auto", or the name of an algorithm.
@@ -130,7 +131,9 @@ def lu_solve(
     See Also:
         lu_factor, solve.
     """
-    return _LuSolve(lu_and_piv=lu_and_piv, b=b, trans=trans, out=out, algo=algo).run()
+    if is_vector(b):
+        return cast("Right", by_column(lu_solve, pair_of(lu_and_piv)[0], locals()))
+    return cast("Right", _LuSolve(lu_and_piv=lu_and_piv, b=b, trans=trans, out=out, algo=algo).run())
 
 
 class _LuSolve(FactorizationCall[Matrix]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,10 @@ from ..engines.local.extremes import scaling
 from ..engines.product import Found
 from ..errors import UnsupportedError, short_repr
 from ..layout.grid import one_of
+from ..matrix.columns import by_column, is_vector
 from ..matrix.products import matmul
 from .eigen import svd
-from .factorization_call import FactorizationCall, Matrix, Roles, op_of, words
+from .factorization_call import FactorizationCall, Matrix, Right, Roles, op_of, words
 from .orthogonal import qr
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ class LstsqResult(NamedTuple):
     """What ``numpy.linalg.lstsq`` returns; all but X the same on every rank. Local.
 
     Attributes:
-        x: the solution, the one of the least norm if there are several.
+        x: the solution, the one of the least norm if there are several; a vector if B is one.
         residuals: of each column the square of the norm of op(A) X - B; empty unless op(A) is of full rank and has more
             rows than columns.
         rank: of A.
         s: the singular values of A, in descending order.
     """
 
-    x: Matrix
+    x: Any
     residuals: NDArray[Any]
     rank: int
     s: NDArray[Any]
@@ -48,17 +49,17 @@ class LstsqResult(NamedTuple):
 @overload
 def lstsq(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     rcond: FullRank = "full rank",
     *,
     trans: Trans = 0,
     out: Matrix | None = None,
     algo: str = "auto",
-) -> Matrix: ...
+) -> Right: ...
 @overload
 def lstsq(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     rcond: float | None,
     *,
     trans: Trans = 0,
@@ -67,13 +68,13 @@ def lstsq(
 ) -> LstsqResult: ...
 def lstsq(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     rcond: float | FullRank | None = "full rank",
     *,
     trans: Trans = 0,
     out: Matrix | None = None,
     algo: str = "auto",
-) -> Matrix | LstsqResult:
+) -> Right | LstsqResult:
     """Return the X that minimizes the norms of the columns of op(A) X - B. Collective over the context.
 
     If there are several, as where op(A) has more columns than rows, X is the solution of the least norm.
@@ -90,7 +91,7 @@ def lstsq(
 
     Args:
         a: m × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        b: as many rows as op(A), in any layout.
+        b: as many rows as op(A), in any layout; or a vector, as for ``solve``.
         rcond: singular values that are at most ``rcond`` times the largest are taken as zero. None: eps max(m, n), as
             in NumPy, which computes float32 in float64 and takes that eps; a negative number: eps. "full rank": there
             are none.
@@ -120,9 +121,11 @@ def lstsq(
     See Also:
         solve, qr.
     """
+    if is_vector(b):
+        return cast("Right", by_column(lstsq, a, locals()))
     given: dict[str, Any] = {"a": a, "b": b, "trans": trans, "out": out, "algo": algo}
     if one_of(rcond, ("full rank",)):
-        return _LeastSquares(**given).run()
+        return cast("Right", _LeastSquares(**given).run())
     return _RankedLeastSquares(**given, rcond=rcond).ranked()
 
 

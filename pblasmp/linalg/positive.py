@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from ..engines.product import Found
-from .factorization_call import FactorizationCall, Matrix, Roles, flag, pair_of
+from ..matrix.columns import by_column, is_vector
+from .factorization_call import FactorizationCall, Matrix, Right, Roles, flag, pair_of
 
 T = TypeVar("T")
 
@@ -115,14 +116,14 @@ class _CholeskyFactor(_Definite[tuple[Matrix, bool]]):
 
 
 def cho_solve(
-    c_and_lower: tuple[Matrix, bool], b: Matrix, *, out: Matrix | None = None, algo: str = "auto"
-) -> Matrix:
+    c_and_lower: tuple[Matrix, bool], b: Right, *, out: Matrix | None = None, algo: str = "auto"
+) -> Right:
     """Return X with A X = B for a matrix A that has been factored. Collective over the context.
 
     Args:
         c_and_lower: what ``cho_factor`` returns, or ``(cholesky(a), True)``: L or U, n × n, of which the other
             triangle is not read, and whether it is L.
-        b: n × m.
+        b: n × m; or a vector, as for ``solve``.
         out: where to write X, which may be ``b``; by default a new matrix in the layout of B.
         algo: "auto", or the name of an algorithm.
 
@@ -143,7 +144,9 @@ def cho_solve(
     See Also:
         cho_factor, solve.
     """
-    return _CholeskySolve(c_and_lower=c_and_lower, b=b, out=out, algo=algo).run()
+    if is_vector(b):
+        return cast("Right", by_column(cho_solve, pair_of(c_and_lower)[0], locals()))
+    return cast("Right", _CholeskySolve(c_and_lower=c_and_lower, b=b, out=out, algo=algo).run())
 
 
 class _CholeskySolve(FactorizationCall[Matrix]):

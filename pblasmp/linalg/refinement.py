@@ -122,7 +122,8 @@ def _factored(
     def correction(r: Matrix, peak: float) -> Matrix:
         by, wide = _near_one(peak), r.dtype
         y = r.map(lambda values: values * by, dtype=single)
-        return solve(y, out=y).map(lambda values: values.astype(wide) / by * scale)
+        x: Matrix = solve(y, out=y)
+        return x.map(lambda values: values.astype(wide) / by * scale)
 
     return correction
 

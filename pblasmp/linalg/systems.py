@@ -18,8 +18,9 @@ from ..errors import UnsupportedError, short_repr
 from ..layout.factor_problem import ASSUMED, FactorRoutine
 from ..layout.grid import one_of
 from ..logs import logger
+from ..matrix.columns import by_column, is_vector
 from ..matrix.distributed import DistributedMatrix
-from .factorization_call import FactorizationCall, Matrix, Pivots, Roles, flag, level_of_caller, op_of
+from .factorization_call import FactorizationCall, Matrix, Pivots, Right, Roles, flag, level_of_caller, op_of
 from .general import cond_estimate
 from .refinement import REFINED, SINGLE, Refinement, refined
 
@@ -150,7 +151,7 @@ def whole_of(a: Matrix, lower: bool, *, hermitian: bool) -> Matrix:
 @overload
 def solve(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     assume_a: Assume = "gen",
     *,
     lower: bool = False,
@@ -160,11 +161,11 @@ def solve(
     algo: str = "auto",
     refine: Literal["float32", "tf32"] | None = None,
     return_info: Literal[False] = False,
-) -> Matrix: ...
+) -> Right: ...
 @overload
 def solve(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     assume_a: Assume = "gen",
     *,
     lower: bool = False,
@@ -174,10 +175,10 @@ def solve(
     algo: str = "auto",
     refine: Literal["float32", "tf32"],
     return_info: Literal[True],
-) -> tuple[Matrix, Refinement]: ...
+) -> tuple[Right, Refinement]: ...
 def solve(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     assume_a: Assume = "gen",
     *,
     lower: bool = False,
@@ -187,12 +188,12 @@ def solve(
     algo: str = "auto",
     refine: Literal["float32", "tf32"] | None = None,
     return_info: bool = False,
-) -> Matrix | tuple[Matrix, Refinement]:
+) -> Right | tuple[Right, Refinement]:
     """Return X with A X = B. Collective over the context.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. It keeps its values.
-        b: n × m, in any layout.
+        b: n × m, in any layout; or a NumPy vector of n numbers that every rank has alike.
         assume_a: "gen": any matrix, by LU with partial pivoting; "pos": symmetric or Hermitian and positive definite,
             by Cholesky; "upper triangular", "lower triangular"; "sym" and "her": symmetric and Hermitian, of which
             one triangle is read, and the whole made and solved as "gen". SciPy's long names, too.
@@ -206,6 +207,8 @@ def solve(
             precision or its condition exceeds about 1e7, A is factored in its own type after all. "tf32": on GPUs the
             factorization's products round to the 11 bits of TF32, which allow conditions up to about 1e3.
         return_info: with ``refine``: return ``(X, info)``; ``info`` is a :class:`Refinement`.
+
+    X is a vector, which every rank gets, if B is one.
 
     If the reciprocal of A's condition number in the 1-norm is estimated below ``numpy.finfo(a.dtype).eps``, every rank
     gives a ``scipy.linalg.LinAlgWarning``. It is estimated, by ``cond_estimate``, only where the diagonal of the factor
@@ -230,29 +233,32 @@ def solve(
     See Also:
         lu_factor and cho_factor, to solve again and again; solve_triangular, lstsq.
     """
+    if is_vector(b):
+        return cast("Right", by_column(solve, a, locals()))
     given: dict[str, Any] = {"a": a, "b": b, "assume_a": assume_a, "out": out, "algo": algo}
     given |= {"lower": lower, "transposed": transposed, "unit_diagonal": unit_diagonal}
     if refine is None and return_info is False:
-        return _Solve(**given).run()
-    x, info = _RefinedSolve(**given, refine=refine, return_info=return_info).refined()
+        return cast("Right", _Solve(**given).run())
+    found, info = _RefinedSolve(**given, refine=refine, return_info=return_info).refined()
+    x = cast("Right", found)
     return (x, info) if return_info else x
 
 
 def solve_triangular(
     a: Matrix,
-    b: Matrix,
+    b: Right,
     trans: Trans = 0,
     lower: bool = False,
     unit_diagonal: bool = False,
     *,
     out: Matrix | None = None,
     algo: str = "auto",
-) -> Matrix:
+) -> Right:
     """Return X with op(A) X = B for a triangular matrix A. Collective over the context.
 
     Args:
         a: n × n: float32, float64, complex64 or complex128, in any layout. The other triangle is not read.
-        b: n × m, in any layout.
+        b: n × m, in any layout; or a vector, as for ``solve``.
         trans: 0 or "N" for A, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
         lower: A is lower triangular, not upper.
         unit_diagonal: the diagonal is taken as ones and not read.
@@ -276,9 +282,14 @@ def solve_triangular(
     See Also:
         solve; pb.blas.trsm.
     """
-    return _SolveTriangular(
-        a=a, b=b, trans=trans, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
-    ).run()
+    if is_vector(b):
+        return cast("Right", by_column(solve_triangular, a, locals()))
+    return cast(
+        "Right",
+        _SolveTriangular(
+            a=a, b=b, trans=trans, lower=lower, unit_diagonal=unit_diagonal, out=out, algo=algo
+        ).run(),
+    )
 
 
 def solve_keeping(a: Matrix, b: Matrix, factor: Matrix, *, lower: bool, out: Matrix | None = None) -> Matrix:

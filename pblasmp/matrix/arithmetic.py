@@ -2,7 +2,8 @@
 """Element by element: operators, functions of one matrix, triangles, copies and conversions.
 
 The result is laid out like the left operand, or like the only matrix. A right operand in another layout is
-redistributed to it first; if both have the same layout, only the agreement is communicated.
+redistributed to it first; if both have the same layout, only the agreement is communicated. One row or one column goes
+to all ranks, as a vector.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def binary(
     Args:
         symbol: "+", "-", "*", "/" or "**".
         matrix: an operand.
-        other: the other one: a matrix, a number, or a vector that every rank has, as a NumPy array.
+        other: the other one: a matrix, also one row or one column, a number, or a vector that every rank has, as a
+            NumPy array.
         turned: the matrix is the right operand.
         in_place: write the result into ``matrix``.
 
@@ -101,7 +103,10 @@ def binary(
     found: Matrix = reflected(_REFLECTED[symbol], left, right)
     if found is not NotImplemented:
         return found
-    d, both = matrix.descriptor, isinstance(other, Handle)
+    both = isinstance(other, Handle)
+    if both and not in_place and matrix.shape != other.shape and 1 in matrix.shape:
+        matrix, other, turned = other, matrix, not turned  # a row or a column on the left
+    d, along = matrix.descriptor, both and _is_along(other, matrix)
     call = f"matrix {symbol}{'=' if in_place else ''}"
     ctx = context_of(call, matrix, other)
     with ctx.agreement(call) as facts:
@@ -120,7 +125,8 @@ def binary(
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
             check_operands(ctx, "", {"left": matrix})
-            check_pair(call, matrix, other)
+            if not along:
+                check_pair(call, left, right)
         elif is_vector:
             here = _part_of_vector(call, other, matrix)
             left, right = (here, matrix) if turned else (matrix, here)
@@ -128,16 +134,25 @@ def binary(
             scalar(other, DTYPES["complex128"], "scalar")
         if in_place:
             check_writable(call, matrix, dtype)
-        moves = both and not d.same_places(other.descriptor)
+        moves = both and (along or not d.same_places(other.descriptor))
         if not (moves or in_place):  # nothing that the caller has is written before the ranks have agreed
             return _compute(symbol, left, right, matrix, dtype, in_place)
     with ctx.running(call):
-        if moves:
+        if along:
+            here = _part_of_vector(call, other.allgather(), matrix)
+            left, right = (here, matrix) if turned else (matrix, here)
+        elif moves:
             with ctx.agreement(f"{call}: moving"):
                 right = ctx.allocate(replace(d, dtype=other.dtype))
             other.move_to(right)
         with ctx.agreement(f"{call}: computing"):
             return _compute(symbol, left, right, matrix, dtype, in_place)
+
+
+def _is_along(other: Handle, matrix: Handle) -> bool:
+    """Return whether a matrix is one row, or one column, that goes along a larger one of its context. Local."""
+    (m, n), its = matrix.shape, other.shape
+    return other.context is matrix.context and its != (m, n) and its in ((1, n), (m, 1), (1, 1))
 
 
 def _is_vector(x: object) -> bool:
@@ -191,7 +206,7 @@ def check_pair(call: str, matrix: Handle, other: Handle) -> None:
     if other.context is not matrix.context:
         raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
-        hint = ": vectors are NumPy arrays here, other.allgather()" if 1 in other.shape else ""
+        hint = ": a row has as many columns, a column as many rows" if 1 in other.shape else ""
         hint = ": transpose it, other.T" if other.shape == matrix.shape[::-1] else hint
         raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}{hint}")
 

@@ -178,9 +178,9 @@ def new(ctx: Runtime[Matrix], call: str, layout: Layout) -> Matrix:
         return ctx.allocate(descriptor)
 
 
-def full(ctx: Runtime[Matrix], layout: Layout, value: Any) -> Matrix:
+def full(ctx: Runtime[Matrix], layout: Layout, value: Any, call: str = "full") -> Matrix:
     """Return a matrix of equal elements. Collective over the context; see ``Context.full``."""
-    with ctx.agreement("full") as facts:
+    with ctx.agreement(call) as facts:
         kind = "complex128" if np.iscomplexobj(value) else "float64"
         descriptor = layout.descriptor(ctx.size, dtype=kind)
         value = scalar(value, descriptor.dtype, "value")

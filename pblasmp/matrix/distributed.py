@@ -15,6 +15,7 @@ from ..layout.descriptor import expanded, is_integer
 from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
+from .columns import by_column, is_vector
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
 
@@ -255,14 +256,26 @@ class DistributedMatrix(Handle):
 
     # -- arithmetic
 
-    def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
-        """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
-        found: DistributedMatrix = arithmetic.reflected("__rmatmul__", self, other)
+    @overload
+    def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix: ...
+
+    @overload
+    def __matmul__(self, other: NDArray[Any]) -> NDArray[Any]: ...
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``.
+
+        With a vector, a NumPy array of one dimension that all ranks have alike, it is a vector, which every rank gets.
+        """
+        if is_vector(other):
+            return by_column(matmul, self, {"a": self, "b": other})
+        found = arithmetic.reflected("__rmatmul__", self, other)
         return matmul(self, other) if found is NotImplemented else found
 
-    def __rmatmul__(self, other: Any) -> DistributedMatrix:
-        product: DistributedMatrix = matmul(other, self)
-        return product
+    def __rmatmul__(self, other: Any) -> Any:
+        if is_vector(other):
+            return by_column(matmul, self.T, {"a": self.T, "b": other})
+        return matmul(other, self)
 
     def __add__(self, other: Operand) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.

@@ -155,7 +155,11 @@ def vectors(ctx, a):
         refuses(ctx, pb.ArgumentError, words, function, a, np.ones(6))
         refuses(ctx, TypeError, ["expected numbers, got <U1"], function, a, np.array(["x"] * 8))
         refuses(ctx, pb.ArgumentError, ["masked array"], function, a, np.ma.masked_array(np.ones(8), True))
-        refuses(ctx, pb.ArgumentError, ["vectors are NumPy arrays", "allgather()"], function, a, a[:, 0:1])
+        said = ["the left matrix is (6, 8), the right one (1, 7)", "a row has as many columns"]
+        refuses(ctx, pb.ArgumentError, said, function, a, a[0:1, :7])
+    refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 7)"], operator.sub, a[0:1, :7], a)
+    refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.iadd, a[0:1], a)
+    refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.mul, a[0:1], a[:, :1])
     refuses(ctx, pb.ArgumentError, ["complex128"], operator.imul, a, np.ones(8) * 1j)
     if ctx.size > 1:
         words = ["the vector's shape, type and digest", "(8,)", f"on rank {last}"]

@@ -79,7 +79,7 @@ def test_ways_to_say_it(comm):
         n = comm.size
         expected = pb.MatrixDescriptor((20, 30), (4, 4), pb.Grid(1, n), (0, n - 1), "float32", "F")
         makers = {
-            "empty": ctx.empty, "zeros": ctx.zeros, "eye": ctx.eye, "random": ctx.random,
+            "empty": ctx.empty, "zeros": ctx.zeros, "ones": ctx.ones, "eye": ctx.eye, "random": ctx.random,
             "full": lambda layout, **rest: ctx.full(layout, 3, **rest),
             "from_function": lambda layout, **rest: ctx.from_function(lambda i, j: i + j, layout, **rest),
             "scatter": lambda layout, **rest: ctx.scatter(np.ones((20, 30)) if comm.rank == 0 else None, **rest),
@@ -109,6 +109,7 @@ def test_ways_to_say_it(comm):
             d = ctx.zeros(shape).descriptor
             spread = all(min(axis.counts()) > 0 or axis.extent < p * axis.block for axis in (d.rows, d.cols))
             yield f"{shape} by default", None if spread and max(d.block) <= 256 else f"{d}"
+        yield "ones", misplaced(ctx.ones((5, 3), block=2), np.ones((5, 3)))
         d = ctx.zeros((100, 100)).descriptor
         assert 0 not in d.rows.counts() + d.cols.counts(), "every rank has a part of 100 x 100"
         assert ctx.zeros((3000, 3000)).descriptor.block == (256, 256), "large blocks: others"

@@ -143,6 +143,8 @@ class Program:
             shape = pick(self.rng, (size[1:], (1, size[1]), (size[0], 1), (1,)))
             vector = self.rng.integers(-1, 3, shape).astype(like.dtype)
             return Named(vector, vector, f"the vector {vector.tolist()} of shape {shape}")
+        if self.rng.integers(6) == 0:
+            return self.any_view(pick(self.rng, ((1, size[1]), (size[0], 1), (1, 1))))
         if self.rng.integers(4) == 0:
             number = pick(self.rng, (2, -1, 1j)) if like.dtype.kind == "c" else pick(self.rng, (2, -1))
             return Named(number, number, repr(number))
@@ -187,8 +189,6 @@ class Program:
         """``v += w`` with a variable that is a view."""
         target = self.any_view(writes=True)
         value = self.operand(target.array.shape, target.array)
-        if isinstance(value.matrix, pb.DistributedMatrix) and value.array.shape != target.array.shape:
-            return "", None
         symbol = pick(self.rng, "+-*")
         text = f"v = {target.text}; v {symbol}= {value.text}"
         if complex_into_real(target.array, value.array):
@@ -208,7 +208,8 @@ class Program:
         right = self.operand(size, left.array)
         pair = (
             (left, right)
-            if self.rng.integers(4) or isinstance(right.matrix, pb.DistributedMatrix)
+            if self.rng.integers(4)
+            or (getattr(right.matrix, "descriptor", None) and right.array.shape == size)
             else (right, left)
         )
         text = f"{pair[0].text} {symbol} {pair[1].text}"

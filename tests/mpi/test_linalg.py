@@ -37,6 +37,7 @@ def test_beside_numpy_and_scipy(comm, dtype):
         yield from of_each_kind(matrix, whole, right)
         yield from transposed(matrix, whole, right)
         yield from factors(matrix, whole, square, right)
+        yield from vectors(matrix, whole, square, right[:, 0])
         yield from numbers_of(matrix(whole), whole)
 
 
@@ -117,6 +118,30 @@ def factors(matrix, whole, square, right):
     assert repr(found).startswith("QrFactors(12x12"), "qr's repr"
     thin = la.qr(a[:, :4])
     assert [x.shape for x in thin] == [(N, 4), (4, 4)], "thin: other shapes"
+
+
+def vectors(matrix, whole, square, right):
+    """A vector that all ranks have is a right-hand side, and so is the solution; products with vectors."""
+    a, p = matrix(whole), matrix(square)
+    solution, real = np.linalg.solve(whole, right), right.real.astype("float32")
+    least = np.linalg.lstsq(whole[:, :5], right, rcond=None)
+    found = la.lstsq(a[:, :5], right, None)
+    for case, x, expected in (
+        ("solve", la.solve(a, right), solution), ("solve, by name", la.solve(b=right, a=a), solution),
+        ("solve of float32", la.solve(a, real), np.linalg.solve(whole, real)),
+        ("solve, refined", la.solve(a, right, refine="float32", return_info=True)[0], solution),
+        ("out", la.solve(a, right, out=matrix(right[:, None])), solution),
+        ("lu_solve", la.lu_solve(la.lu_factor(a), right, "T"), np.linalg.solve(whole.T, right)),
+        ("cho_solve", la.cho_solve(la.cho_factor(p), right), np.linalg.solve(square, right)),
+        ("triangular", la.solve_triangular(a, right, lower=True), np.linalg.solve(np.tril(whole), right)),
+        ("lstsq", la.lstsq(a[:, :5], right), least[0]), ("residuals", found.residuals, least[1]),
+        ("lstsq, rcond", found.x, least[0]),
+        ("wide", la.lstsq(a[:4], right[:4]), np.linalg.lstsq(whole[:4], right[:4], rcond=None)[0]),
+        ("A @ x", a[2:, 1:4] @ right[:3], whole[2:, 1:4] @ right[:3]),
+        ("x @ A", right @ a[:, :3], right @ whole[:, :3]),
+        ("A.T @ integers", a.T @ np.arange(N), whole.T @ np.arange(N)),
+    ):  # fmt: skip
+        yield case, far(x, expected) if type(x) is np.ndarray else f"a {type(x).__name__}"
 
 
 def numbers_of(a, whole):
@@ -263,6 +288,17 @@ def test_refusals(comm):
             (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
             (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.cholesky(1)),
             (kind, ["b: expected a DistributedMatrix"], lambda: la.solve(a, 1, "pos", lower=True)),
+            (layout, ["b: 5 rows, but a has 4 columns"], lambda: la.solve(a, np.ones(5))),
+            (argument, ["b: complex128 does not convert to float64"], lambda: la.solve(a, np.ones(4) * 1j)),
+            (kind, ["b: expected numbers, got <U1"], lambda: la.lstsq(a, np.array(list("abcd")))),
+            (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.solve(np.eye(4), np.ones(4))),
+            (kind, ["a: expected a DistributedMatrix, got ndarray"],
+             lambda: la.solve(np.eye(4) if rank else a, np.ones(4))),
+            (layout, ["op(A) is 4x5 and op(B) is 4x1"], lambda: wide @ np.ones(4)),
+            (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: la.solve(a, np.full(4, rank))),
+            (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: a @ np.full(4, rank)),
+            (differ, ["on rank 1"], lambda: la.solve(a, np.ones(4) if rank else b)),
+            (differ, ["on rank 1"], lambda: a @ (np.ones(4) if rank else b)),
             (kind, ["algo: expected a string"], lambda: la.solve(a, a, "pos", lower=True, algo=np.eye(2))),
             (kind, ["algo: expected a string"], lambda: la.cholesky(a, algo=np.eye(2))),
             (layout, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
