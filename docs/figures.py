@@ -125,7 +125,7 @@ READERS = """\
 """  # noqa: E501
 
 
-SOLVERS = {2: ("getrf-",), 4: ("65536-", "131072-", "lu-qr-1x4-")}
+SOLVERS = {2: ("potrf-getrf-",), 4: ("65536-", "131072-", "lu-qr-1x4-")}
 """The runs of factorizations that the README quotes, by GPUs: those that are not too old."""
 
 
