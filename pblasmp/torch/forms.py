@@ -33,6 +33,7 @@ class Form(NamedTuple):
         back: the form that gives the gradient of x.
         call: the product of ``pblasmp`` that it is; None if each rank multiplies alone.
         part_of_x: each rank has all of x, and multiplies its own inputs.
+        gathers: what the ranks put together, in parts by ``shard``'s rule: "x", "y" or "".
     """
 
     x: int | None
@@ -42,11 +43,7 @@ class Form(NamedTuple):
     back: str
     call: Any = None
     part_of_x: bool = False
-
-    @property
-    def gathers(self) -> str:
-        """What the ranks put together, in parts by ``shard``'s rule: "x", "y" or ""."""
-        return _GATHERED.get(self.call, "")
+    gathers: str = ""
 
     @property
     def scatters(self) -> bool:
@@ -54,13 +51,11 @@ class Form(NamedTuple):
         return self.y == 0
 
 
-_GATHERED = {"allgather_matmul": "x", "matmul_allgather": "y"}
-
 FORMS = {
-    "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul"),
+    "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul", gathers="x"),
     "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter"),
     "matmul_allreduce": Form(-1, 1, None, None, "matmul_local", "matmul_allreduce"),
-    "matmul_allgather": Form(None, 0, 0, None, "matmul_allreduce", "matmul_allgather"),
+    "matmul_allgather": Form(None, 0, 0, None, "matmul_allreduce", "matmul_allgather", gathers="y"),
     "matmul_local": Form(None, 0, 0, -1, "matmul_allreduce"),
     "split_matmul_allreduce": Form(
         None, 1, None, None, "matmul_allgather", "matmul_allreduce", part_of_x=True

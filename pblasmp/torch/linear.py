@@ -150,10 +150,9 @@ class _ParallelLinear(ParallelModule):
 
     def _cast(self, x: Tensor, *parameters: Tensor | None) -> list[Any]:
         """Return input and parameters in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
-        where = device_type(self.ctx)
-        if not (isinstance(x, Tensor) and torch.is_autocast_enabled(where)):
+        if not isinstance(x, Tensor):
             return [x, *parameters]
-        dtype = torch.get_autocast_dtype(where)
+        dtype = torch.get_autocast_dtype(device_type(self.ctx))
         if self.scales is not None:
             return [x if x.itemsize == 1 else x.to(dtype), *parameters]
         untouched = None, torch.float64  # as PyTorch's own layers are
@@ -212,14 +211,20 @@ class _ParallelLinear(ParallelModule):
                         f"x: shape is {tuple(x.shape)}, expected a sequence along dimension {dim}"
                     )
             x = x.transpose(0, dim)
-        x, weight, bias = self._cast(x, weight, bias)
-        y = self._product(x, weight, bias, mains)
-        return y.transpose(0, dim) if dim else y
-
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:
-        return functions.multiply(
+        splits = (
+            self._form == "split_matmul_allreduce"
+        )  # by the sizes of the layer: the others are at their product
+        if splits and isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
+            with self.ctx.agreement("pblasmp.torch"):
+                raise ArgumentError(
+                    f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
+                )
+        if torch.is_autocast_enabled(device_type(self.ctx)):
+            x, weight, bias = self._cast(x, weight, bias)
+        y = functions.multiply(
             self._form, x, weight, self.ctx, bias, self.scales, self.algo, self.backward_algo, mains
         )
+        return y.transpose(0, dim) if dim else y
 
     def extra_repr(self) -> str:
         """Return the layer's options as text, for printing."""
@@ -366,16 +371,6 @@ class RowParallelLinear(_ParallelLinear):
             conflict,
         )  # fmt: skip
         self.input_is_parallel = input_is_parallel
-
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, mains: tuple[Tensor, ...]) -> Tensor:
-        # by the sizes of the layer: the others are at their product
-        splits = self._form == "split_matmul_allreduce"
-        if splits and isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
-            with self.ctx.agreement("pblasmp.torch"):
-                raise ArgumentError(
-                    f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
-                )
-        return super()._product(x, weight, bias, mains)
 
 
 _CALL = "FusedColumnParallelLinear"

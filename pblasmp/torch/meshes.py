@@ -323,7 +323,7 @@ def like(tensor: DTensor) -> Callable[[Tensor], Tensor]:
     times as long.
     """
     spec = tensor._spec
-    return lambda part: _new(_GRADIENT, part, spec)
+    return lambda part: _new(_Gradient, part, spec)
 
 
 def _new(kind: Any, part: Tensor, spec: Any) -> Any:
@@ -354,22 +354,21 @@ def part_of(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-_EARLIER = str(torch.__version__).startswith(("2.11.", "2.12."))
-GRADIENTS_STAY_SPLIT = not _EARLIER
+GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(("2.11.", "2.12."))
 """Whether PyTorch accumulates the gradient of a DTensor of uneven parts as such a DTensor, not as a replicated one."""
 
 
 class _Gradient(DTensor):
-    """A DTensor which PyTorch, when it keeps it as a gradient, detaches at once: its own ones take 30 µs there."""
+    """A DTensor which becomes a plain one when PyTorch detaches it, to keep it as a gradient.
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return _new(DTensor, args[0]._local_tensor, args[0]._spec)
-        return DTensor.__torch_dispatch__(func, types, args, kwargs or {})
+    A rule of its own does that: what DTensors do then takes longer than a small layer's products on the host.
+    """
 
 
-_GRADIENT = _Gradient if _EARLIER else DTensor
+@torch.library.register_torch_dispatch(torch.ops.aten.detach.default, _Gradient)  # type: ignore[misc]
+def _detached(_kind: Any, _func: Any, _types: Any, args: Any, _how: Any = None) -> Any:
+    (gradient,) = args
+    return _new(DTensor, gradient._local_tensor, gradient._spec)
 
 
 class _Local(torch.autograd.Function):

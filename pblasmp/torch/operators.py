@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..context import Context
-from ..errors import LayoutError, UnsupportedError
+from ..errors import ClosedError, LayoutError, UnsupportedError
 from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
 from .forms import FORMS, Form, own, shape_of_product
-from .meshes import like, part_of
+from .meshes import like
 from .registry import Gradients, once, operator
 
 
@@ -86,26 +86,24 @@ def _gradients(
     if gy is None:  # y was not used
         return None, None, None
     x, w = node.saved_tensors
-    kind = FORMS[node.form]
+    kind, shape = FORMS[node.form], node.shape
+    needs_x, needs_w, needs_bias, *_ = node.needs_input_grad
+    if kind.scatters:
+        gx, gathered = multiply(gy, w, needs_w or needs_bias, shape[0])
+        return gx, *of_parameters(node, gathered, x)
     if kind.gathers == "y":
         gy = gy[..., own(gy.shape[-1], ctx)]
     if kind.part_of_x and x is not None:
-        x = x[..., own(node.shape[-1], ctx)]
-    needs_x, *needs = node.needs_input_grad[:3]
-
-    def of_x(keep: bool = False) -> tuple[Tensor, Tensor | None]:
-        total = node.shape[0] if kind.scatters else node.shape[-1] if kind.part_of_x else None
-        return multiply(gy, w, keep, total)
-
-    if kind.scatters:
-        gx, gathered = of_x(any(needs))
-        return gx, *of_parameters(node, gathered, x)
+        x = x[..., own(shape[-1], ctx)]
     if not needs_x:
         return None, *of_parameters(node, gy, x)
-    if FORMS[kind.back].call is None:
-        return of_x()[0], *of_parameters(node, gy, x)
+    if kind.back == "matmul_local":
+        return gy @ w, *of_parameters(node, gy, x)
+    total = shape[-1] if kind.part_of_x else None
     operations = 2.0 * gy.numel() * (w.numel() // max(1, gy.shape[-1]))
-    return beside(gy, operations, lambda: of_x()[0], lambda: of_parameters(node, gy, x))
+    return beside(
+        gy, operations, lambda: multiply(gy, w, False, total)[0], lambda: of_parameters(node, gy, x)
+    )
 
 
 @operator(
@@ -225,8 +223,11 @@ class Multiplication:
         Raises:
             ClosedError: there is none.
         """
-        ctx = Context.named(self.ctx.name)
-        return self if ctx is self.ctx else Multiplication(self.form, ctx, *self._how)
+        try:
+            self.ctx.check_open()
+        except ClosedError:
+            return Multiplication(self.form, Context.named(self.ctx.name), *self._how)
+        return self
 
     def backward(self, gy: Tensor, w: Tensor, keep: bool, total: int | None) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of x, and with ``keep`` that of y gathered. Collective, unless it is local."""
@@ -252,8 +253,11 @@ class EagerProduct(torch.autograd.Function):
         """Return the product. Collective over the context, unless it is local."""
         node.asked, node.form, node.mains, node.shape = asked, asked.form, mains, x.shape
         node.set_materialize_grads(False)
-        node.split = like(w) if type(w) is DTensor else None, like(bias) if type(bias) is DTensor else None
-        w, bias = part_of(w), None if bias is None else part_of(bias)
+        node.of_w = node.of_bias = None
+        if type(w) is DTensor:
+            node.of_w, w = like(w), w._local_tensor
+        if type(bias) is DTensor:
+            node.of_bias, bias = like(bias), bias._local_tensor
         y, gathered = asked.forward(x, w, bias)
         needs_x, needs_w, *_ = node.needs_input_grad
         kept = x if asked.keeps_x else gathered
@@ -265,14 +269,12 @@ class EagerProduct(torch.autograd.Function):
     def backward(node: Any, *gradients: Tensor | None) -> Gradients:
         """Return the gradients. Collective over the context, unless they are local."""
         asked = node.asked.in_open_context()
-        gx, *others = _gradients(node, gradients[0], asked.ctx, asked.backward)
-        parts = zip(others, node.split, strict=True)
-        return (
-            gx,
-            *(part if part is None or split is None else split(part) for part, split in parts),
-            None,
-            None,
-        )
+        gx, gw, gb = _gradients(node, gradients[0], asked.ctx, asked.backward)
+        if gw is not None and node.of_w is not None:
+            gw = node.of_w(gw)
+        if gb is not None and node.of_bias is not None:
+            gb = node.of_bias(gb)
+        return gx, gw, gb, None, None
 
 
 def apply(
