@@ -365,7 +365,7 @@ class _Gradient(DTensor):
     """
 
 
-@torch.library.register_torch_dispatch(torch.ops.aten.detach.default, _Gradient)  # type: ignore[misc]
+@torch.library.register_torch_dispatch(torch.ops.aten.detach.default, _Gradient)
 def _detached(_kind: Any, _func: Any, _types: Any, args: Any, _how: Any = None) -> Any:
     (gradient,) = args
     return _new(DTensor, gradient._local_tensor, gradient._spec)

@@ -25,7 +25,7 @@ from ..errors import ClosedError, LayoutError, UnsupportedError
 from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
 from .forms import FORMS, Form, own, shape_of_product
-from .meshes import like
+from .meshes import like, part_of
 from .registry import Gradients, once, operator
 
 
@@ -253,11 +253,9 @@ class EagerProduct(torch.autograd.Function):
         """Return the product. Collective over the context, unless it is local."""
         node.asked, node.form, node.mains, node.shape = asked, asked.form, mains, x.shape
         node.set_materialize_grads(False)
-        node.of_w = node.of_bias = None
-        if type(w) is DTensor:
-            node.of_w, w = like(w), w._local_tensor
-        if type(bias) is DTensor:
-            node.of_bias, bias = like(bias), bias._local_tensor
+        node.of_w = like(w) if type(w) is DTensor else None
+        node.of_bias = like(bias) if type(bias) is DTensor else None
+        w, bias = part_of(w), None if bias is None else part_of(bias)
         y, gathered = asked.forward(x, w, bias)
         needs_x, needs_w, *_ = node.needs_input_grad
         kept = x if asked.keeps_x else gathered
