@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ....bindings import GridLayout, Library, LoggerCallback
 from ....errors import LibraryNotFoundError, PblasmpError, install
 from ....layout import Grid
-from ....memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
+from ....memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
 from ...arrays import overlap
 from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.nccl import Nccl, nccl_version
@@ -81,6 +81,58 @@ def symmetric_heap(runtime: GpuRuntime, library: Library) -> SymmetricHeap:
         library.cublasMpBufferRegister,
         library.cublasMpBufferDeregister,
     )
+
+
+class SharedWorkspace:
+    """Two growing buffers. Plans hold ``device`` and ``host``, whose values are the current addresses.
+
+    Args:
+        library: whose symmetric memory is used.
+        grid: the handle of the grid that uses it, 0 on ranks outside it.
+    """
+
+    def __init__(self, library: Cublasmp, grid: int) -> None:
+        self._library, self._grid, self._runtime = library, grid, library.runtime
+        self.device, self.host = ctypes.c_void_p(), ctypes.c_void_p()
+        self._device_bytes = self._host_bytes = 0
+        self._host_memory: Any = None
+
+    def covers(self, device_bytes: int, host_bytes: int) -> bool:
+        """Return whether the buffers are already that large. Local."""
+        return device_bytes <= self._device_bytes and host_bytes <= self._host_bytes
+
+    def grow(self, device_bytes: int, host_bytes: int) -> None:
+        """Make the buffers at least that large, the same on every rank. Collective.
+
+        The buffer on the device gets some spare room, since registering a new one takes far longer than a
+        product. Waits for work in flight before a buffer is replaced.
+        """
+        if self.covers(device_bytes, host_bytes):
+            return
+        with self._runtime.agreement("workspace"):
+            self._runtime.synchronize()
+        if self.device.value or self._host_memory is not None:
+            self._runtime.arena.replaced()
+        if device_bytes > self._device_bytes:
+            self._free_device()
+            device_bytes = roomy(device_bytes)
+            self.device.value = self._library.new_memory(device_bytes, self._grid)
+            self._device_bytes = device_bytes
+        if host_bytes > self._host_bytes:
+            with self._runtime.agreement("workspace"):
+                self._host_memory = self._runtime.cupy.cuda.alloc_pinned_memory(host_bytes)
+            self.host.value, self._host_bytes = self._host_memory.ptr, host_bytes
+
+    def _free_device(self) -> None:
+        if self.device.value:
+            address, self.device.value, self._device_bytes = self.device.value, None, 0
+            with self._runtime.agreement("workspace"):
+                self._library.heap.free(address)
+
+    def close(self) -> None:
+        """Free both buffers. Collective."""
+        self._free_device()
+        self._host_memory, self.host.value, self._host_bytes = None, None, 0
 
 
 class Cublasmp:
@@ -148,13 +200,7 @@ class Cublasmp:
     def workspace(self, grid: Grid) -> SharedWorkspace:
         """Return the workspace of the plans whose D is on ``grid``. Local; growing it is collective."""
         if grid not in self._workspaces:
-            self._workspaces[grid] = workspace = SharedWorkspace(
-                partial(self._new_memory, grid=self.grid(grid)),
-                partial(self._together, self.heap.free),
-                partial(self._together, self._cupy.cuda.alloc_pinned_memory),
-                partial(self._together, self.runtime.synchronize),
-                self.runtime.arena.replaced,
-            )
+            self._workspaces[grid] = workspace = SharedWorkspace(self, self.grid(grid))
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
@@ -172,7 +218,7 @@ class Cublasmp:
 
     # -- memory
 
-    def _new_memory(self, nbytes: int, grid: int | None = None) -> int:
+    def new_memory(self, nbytes: int, grid: int | None = None) -> int:
         """Return the address of new symmetric memory, or raise on every rank. Collective.
 
         Args:
@@ -193,11 +239,6 @@ class Cublasmp:
                 self.heap.free(address)
             raise
         return address
-
-    def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of ``function``, or raise on every rank what it raises on any. Collective."""
-        with self.runtime.agreement("workspace"):
-            return function(*arguments)
 
     def _check_free_memory(self, nbytes: int) -> None:
         """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
@@ -238,7 +279,7 @@ class Cublasmp:
         if fitting:
             self._recycled.remove(fitting[0])
             return fitting[0]
-        return self._new_memory(nbytes), nbytes
+        return self.new_memory(nbytes), nbytes
 
     def recycle(self, array: Any) -> None:
         """Let later symmetric arrays reuse the memory of this one; queued work must be done. Collective."""
