@@ -243,6 +243,15 @@ class Exchange:
         return len(sizes) == 1 and sizes != {0}
 
     @cached_property
+    def alike(self) -> dict[int, int]:
+        """For each rank that this rank sends to, the first one that gets the same message."""
+        first: dict[Any, int] = {}
+        return {
+            rank: first.setdefault(tuple((part.src, part.piece.packed()) for part in parts), rank)
+            for rank, parts in self.sends.items()
+        }
+
+    @cached_property
     def largest_bytes(self) -> int:
         """The most bytes that any rank sends to another one: the same on every rank."""
         src, dst = self._sides

@@ -217,11 +217,11 @@ class _QueuedExchange:
         exchange, near, transport = self._exchange, self._near, self._transport
         if near:
             assert transport.inbox is not None
-            packs = {
-                rank: (self._nbytes(parts), partial(self._pack, parts))
-                for rank, parts in exchange.sends.items()
-                if rank in near
+            messages = {
+                rank: (self._nbytes(exchange.sends[rank]), partial(self._pack, exchange.sends[rank]))
+                for rank in {*exchange.alike.values()}
             }
+            packs = {rank: messages[same] for rank, same in exchange.alike.items() if rank in near}
             self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
         gathers = transport.gathers(exchange)

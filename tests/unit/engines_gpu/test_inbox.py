@@ -143,6 +143,32 @@ def test_one_kernel_waits_for_the_slots_of_all_receivers():
     assert [numbers for numbers in waits if set(numbers) & FREE] == [[SLOTS.first] * 3]
 
 
+def test_what_several_ranks_get_is_packed_once():
+    peers = Peers(3)
+    inboxes, array = [Inbox(gpu) for gpu in peers.gpus], peers.array(0, np.arange(9, dtype=np.uint8)[None])
+    for gpu in peers.gpus:
+        gpu.reserve("inbox 0", 2 * LARGEST)
+    packed: list[int] = []
+
+    def pack(at: int) -> None:
+        packed.append(at)
+        peers.gpus[0].copy("main", View(at, 1, 9, 9, array.dtype), View.of(array))
+
+    packs = dict.fromkeys((1, 2), (9, pack))
+    ends = [inbox.start(packs if rank == 0 else {}, 9) for rank, inbox in enumerate(inboxes)]
+    found = {rank: peers.array(rank, np.zeros((1, 9), np.uint8)) for rank in packs}
+    for rank, end in enumerate(ends):
+
+        def take(at: int, rank: int = rank) -> None:
+            peers.gpus[rank].copy("main", View.of(found[rank]), View(at, 1, 9, 9, array.dtype))
+
+        end({0: take} if rank in packs else {})
+    peers.run(0)
+    assert len(packed) == 1
+    for each in found.values():
+        np.testing.assert_array_equal(each.values, array.values)
+
+
 def test_an_exchange_does_not_wait_for_one_that_began_later():
     """Not for all that the copy engines have: a large panel may be on its way behind a short one."""
     peers = Peers(2)

@@ -48,7 +48,7 @@ class Inbox:
 
         Args:
             packs: for each receiver, the bytes of its message, and a function that queues on "main" the writing of
-                the message at an address.
+                the message at an address; what several receivers get by one function is written once.
             largest: bytes of the largest message between any two ranks, the same on every rank.
 
         Returns:
@@ -66,16 +66,19 @@ class Inbox:
         packed = gpu.scratch(f"outbox {box}", nbytes)
         self._free.remove(box)
         gpu.use_current_stream()
+        places: dict[Queue, int] = {}
         for to, (_, pack) in packs.items():
-            pack(packed + self._place(gpu.rank, to) * slot)
+            if pack not in places:
+                places[pack] = packed + self._place(gpu.rank, to) * slot
+                pack(places[pack])
         gpu.await_flags("main", [(to, SLOTS.at(box)) for to in packs])
         if packs:
             gpu.follow("copy", "main")
         for to in ((gpu.rank + step) % gpu.size for step in range(1, gpu.size)):
             if to in packs:
                 there = gpu.symmetric(f"inbox {box}", to) + self._place(to, gpu.rank) * slot
-                here = packed + self._place(gpu.rank, to) * slot
-                gpu.push("copy", View.of_bytes(there, packs[to][0]), View.of_bytes(here, packs[to][0]))
+                nbytes, pack = packs[to]
+                gpu.push("copy", View.of_bytes(there, nbytes), View.of_bytes(places[pack], nbytes))
                 gpu.raise_flag("copy", to, MESSAGES.at(box))
         if packs:
             gpu.mark(f"box {box}", "copy")
