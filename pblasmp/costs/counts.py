@@ -8,9 +8,8 @@ Of ranks that do alike, which ``classes`` finds, one is counted for all.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -40,7 +39,7 @@ class Counts:
     Attributes:
         sent, received: bytes in messages.
         sent_here, received_here: bytes in messages to and from ranks of the same node.
-        messages, received_messages: how many messages a rank sends and receives.
+        messages: how many a rank sends.
         copied: bytes that a rank copies itself.
         shared: of these, bytes from or to memory that the ranks of its node share.
     """
@@ -50,7 +49,6 @@ class Counts:
     sent_here: Numbers
     received_here: Numbers
     messages: Numbers
-    received_messages: Numbers
     copied: Numbers
     shared: Numbers
 
@@ -109,19 +107,19 @@ def counts_of(
         close = _shared(factors, (here, near * step + mine), (there[cells], by[cells] * step + theirs))
         return [x - y for x, y in zip(every, close, strict=True)]
 
-    for factors, sent, received in (
-        (elements, found.sent, found.received), (messages, found.messages, found.received_messages),
-    ):  # fmt: skip
-        out, arriving = far(factors, (0, 0))
-        np.add.at(sent, owners, out)
-        if not written:
-            np.add.at(received, writers, arriving)
-        elif out.any():  # the ranks of a node take turns at what arrives
-            counts, (cells, turn) = dst.cells.counts, np.nonzero(dst.cells.ranks >= 0)
-            for count in np.unique(counts):
-                which = counts[cells] == count
-                of, turns = cells[which], turn[which]
-                np.add.at(received, dst.cells.ranks[of, turns], far(factors, (owners % count, turns), of)[1])
+    out, arriving = far(elements, (0, 0))
+    np.add.at(found.sent, owners, out)
+    np.add.at(found.messages, owners, far(messages, (0, 0))[0])
+    if not written:
+        np.add.at(found.received, writers, arriving)
+    elif out.any():  # the ranks of a node take turns at what arrives
+        counts, (cells, turn) = dst.cells.counts, np.nonzero(dst.cells.ranks >= 0)
+        for count in np.unique(counts):
+            which = counts[cells] == count
+            of, turns = cells[which], turn[which]
+            np.add.at(
+                found.received, dst.cells.ranks[of, turns], far(elements, (owners % count, turns), of)[1]
+            )
     for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
         getattr(found, name)[...] *= itemsize
     return found
@@ -275,114 +273,79 @@ _OF_SLABS = ("shared", "gathered", "panels", "moved")
 """Algorithms in which a rank's part of a matrix counts only by its shape, and by what of it is in a triangle."""
 
 
-def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, kinds: Collection[str]) -> Numbers:
+def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, calls: Collection[str]) -> Numbers:
     """Return for each rank the first one that computes as much and needs as much memory. Local.
 
     Args:
         problem: what is computed.
         ranks: all of them.
         algorithm: by which.
-        kinds: those of the entries in a rank's log. Messages go from each rank to certain others.
+        calls: what a rank does with others. Messages go from each rank to certain others.
     """
     slabs = algorithm in _OF_SLABS or (isinstance(problem, MatmulProblem) and problem.scheme == "gemm")
-    if "messages" in kinds or not (slabs and isinstance(problem, (MatmulProblem, Level3Problem))):
+    if "messages" in calls or not (slabs and isinstance(problem, (MatmulProblem, Level3Problem))):
         return np.arange(ranks.size)
     like = firsts = np.zeros(ranks.size, np.int64)
-    for kind in _of_matrices(problem, ranks, shares="fence" in kinds):
+    for kind in _traits(problem, ranks, shares="fence" in calls):
         _, firsts, like = np.unique(like * (1 + kind.max()) + kind, return_index=True, return_inverse=True)
     return firsts[like]
 
 
-def _of_parts(x: MatrixDescriptor, size: int) -> Numbers:
-    """Return a number for the shape of each rank's part of a matrix."""
-    down, across = Cells.of_grid(x.grid).coords.T
-    of_rows, of_cols = _numbered(x.rows.counts()), _numbered(x.cols.counts())
-    return _on_grid(x, of_rows[down] * (1 + of_cols.max()) + of_cols[across], size)
-
-
-def _of_matrices(problem: MatmulProblem | Level3Problem, ranks: Ranks, *, shares: bool) -> Iterator[Numbers]:
+def _traits(p: MatmulProblem | Level3Problem, ranks: Ranks, *, shares: bool) -> Iterator[Numbers]:
     """Yield, as numbers for each rank, all that decides what it does."""
     node_of = np.arange(ranks.size) // ranks.per_node
-    yield _numbered([len(node) for node in ranks.nodes])[node_of]
-    for x in (getattr(problem, name) for name in "abcd"):
+    yield np.array([len(node) for node in ranks.nodes])[node_of]
+    for x in (getattr(p, name) for name in "abcd"):
         if x is None:
             continue
-        yield _of_parts(x, ranks.size)
+        extents = [np.array(axis.counts()) for axis in (x.rows, x.cols)]
+        coords = Cells.of_grid(x.grid).coords
+        for axis in (0, 1):
+            yield _on_grid(extents[axis][coords[:, axis]], ranks)
         if shares:  # memory of a node depends on all its ranks
-            rows, cols, coords = x.rows.counts(), x.cols.counts(), coordinates(x.grid)
-            yield _numbered([_extents(coords[n[0] : n[-1] + 1], rows, cols) for n in ranks.nodes])[node_of]
-    if isinstance(problem, Level3Problem):
-        yield from _of_routine(problem, ranks)
-
-
-def _of_routine(p: Level3Problem, ranks: Ranks) -> Iterator[Numbers]:
-    """Yield what decides in a level-3 routine besides."""
+            yield _numbered([_extents(coords[n[0] : n[-1] + 1], extents) for n in ranks.nodes])[node_of]
+    if isinstance(p, MatmulProblem):
+        return
     if p.traits.solves:  # right-hand sides are dealt out
-        dealt = Axis.even(p.d.shape[1 if p.side == "L" else 0], ranks.size)
-        yield _numbered(dealt.counts())
+        yield np.array(Axis.even(p.d.shape[1 if p.side == "L" else 0], ranks.size).counts())
     elif p.traits.shape == "sided":  # the rows of a rank begin and end somewhere in A's triangle
-        yield _on_grid(p.d, Cells.of_grid(p.d.grid).coords[:, 0 if p.side == "L" else 1], ranks.size)
+        yield _on_grid(Cells.of_grid(p.d.grid).coords[:, 0 if p.side == "L" else 1], ranks)
     elif p.traits.shape == "added":  # a rank reads its own A, or another one's
         source = p.a.T if p.op_a != "N" else p.a
         both = min(source.grid.size, p.d.grid.size)
         mine, theirs = (Cells.of_grid(x.grid).coords[:both] for x in (source, p.d))
-        here = np.zeros(ranks.size, np.int64)
-        here[:both] = (mine == theirs).all(axis=1)
-        yield here
+        yield _on_grid((mine == theirs).all(axis=1).astype(np.int64), ranks)
         if p.written is not None:
-            yield _on_grid(source, _cuts(source), ranks.size)
+            yield _on_grid(_cuts(source), ranks)
     if p.written is not None:
-        yield _on_grid(p.d, _cuts(p.d), ranks.size)
+        yield _on_grid(_cuts(p.d), ranks)
 
 
-def _on_grid(x: MatrixDescriptor, numbers: Numbers, size: int) -> Numbers:
-    """Return numbers of the ranks of a matrix's grid, which all others differ from."""
-    found = np.zeros(size, np.int64)
-    found[: x.grid.size] = 1 + numbers
-    return found
+def _on_grid(numbers: Numbers, ranks: Ranks) -> Numbers:
+    """Return numbers of the first ranks, which all others differ from."""
+    return np.pad(1 + numbers, (0, ranks.size - len(numbers)))
 
 
 def _cuts(x: MatrixDescriptor) -> Numbers:
-    """Return a number for how the diagonal of a matrix cuts each rank's part of it.
-
-    That is known if, for some columns of the part, the number of rows above the diagonal is, and whether one is on it:
-    for the first column of each block, and one in each step that divides all distances between blocks of rows and of
-    columns.
-    """
-    rows, cols = x.rows, x.cols
-    step = math.gcd(rows.block, cols.block, rows.lead - cols.lead)
-    looked_at, ways = [], []
-    for q in range(cols.nprocs):
-        firsts, stops = cols.blocks(q)
-        before = (firsts + cols.lead) % step  # where the first block is cut, of a step
-        counts = -((before + firsts - stops) // step)
-        within = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
-        at = np.maximum((firsts - before).repeat(counts) + within * step, firsts.repeat(counts))
-        looked_at.append(at)
-        own = (stops - firsts).cumsum() - (stops - firsts)
-        ways.append((at + (own - firsts).repeat(counts)).tobytes())
-    ends = np.cumsum([0, *map(len, looked_at)])
-    every, of_cols = np.concatenate(looked_at), _numbered(ways)
-    cells: dict[tuple[int, int], Hashable] = {}
-    for p in range(rows.nprocs):
-        above = np.stack([np.searchsorted(rows.globals(p), every, side) for side in ("left", "right")])
-        for q in range(cols.nprocs):
-            cells[p, q] = int(of_cols[q]), above[:, ends[q] : ends[q + 1]].tobytes()
-    return _numbered([cells[coords] for coords in coordinates(x.grid)])
+    """Return a number for how the diagonal of a matrix cuts each rank's part: which rows each column has above it."""
+    rows, cols = ([axis.globals(i) for i in range(axis.nprocs)] for axis in (x.rows, x.cols))
+    return _numbered(
+        np.stack([np.searchsorted(rows[p], cols[q], side) for side in ("left", "right")]).tobytes()
+        for p, q in coordinates(x.grid)
+    )
 
 
-def _numbered(values: Sequence[Hashable]) -> Numbers:
+def _numbered(values: Iterable[Hashable]) -> Numbers:
     """Return a number for each value, the same for equal ones."""
     known: dict[Hashable, int] = {}
     return np.array([known.setdefault(each, len(known)) for each in values], np.int64)
 
 
-def _extents(
-    coords: Sequence[tuple[int, int]], rows: list[int], cols: list[int]
-) -> tuple[tuple[int, ...], ...]:
+def _extents(coords: Numbers, extents: Sequence[Numbers]) -> Hashable:
     """Return the extents of the different process rows, and columns, of some ranks, and of both together."""
-    down, across = ({each[axis] for each in coords} for axis in (0, 1))
-    found = [sorted(rows[p] for p in down), sorted(cols[q] for q in across)]
-    if rows == cols:  # a slab of rows may be one of columns
-        found.append(sorted(rows[p] for p in down | across))
+    down, across = ({*coords[:, axis].tolist()} for axis in (0, 1))
+    rows, cols = extents
+    found = [sorted(rows[[*down]].tolist()), sorted(cols[[*across]].tolist())]
+    if np.array_equal(rows, cols):  # a slab of rows may be one of columns
+        found.append(sorted(rows[[*down | across]].tolist()))
     return tuple(map(tuple, found))

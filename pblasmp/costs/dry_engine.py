@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host engine in a dry run: the planning code and the algorithms of CPU ranks, on arrays without values, ghosts.
 
-Everything that decides who sends what is the code that runs. Only what moves or multiplies values is replaced, by an
-entry in a log.
+Everything that decides who sends what is the code that runs. Only what moves or multiplies values is replaced, by
+counts.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from ..layout.value import Shapes
 MOST_BYTES = 1 << 60
 
 
-class Ghost:
-    """An array of which only the shape is known. Views are ghosts, results of arithmetic too; writing does nothing.
+class Ghost(np.ndarray):
+    """An array of which only the shape is known: on a few bytes of memory, which it claims to be larger.
 
-    Args:
-        view: a view on a few bytes of memory that claims to be as large as the array. It is never read or written:
-            NumPy only derives the shapes and addresses of other views from it.
+    Its views are NumPy's, and ghosts. What would make another array makes a ghost, and what would write is counted: the
+    memory is neither read nor written. NumPy takes it for read-only.
     """
 
     written: ClassVar[int] = 0
@@ -50,102 +49,39 @@ class Ghost:
     copied: ClassVar[int] = 0
     """Of these, those that ``np.copyto`` wrote."""
 
-    def __init__(self, view: NDArray[Any]) -> None:
-        self._view = view
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "dtype", "strides", "size", "nbytes", "itemsize", "ndim", "flags"):
-            return getattr(self._view, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-    @property
-    def T(self) -> Ghost:  # noqa: N802
-        """The transpose."""
-        return Ghost(self._view.T)
-
-    @property
-    def real(self) -> Ghost:
-        """Real parts."""
-        return ghost(self.shape, self._view.real.dtype)
-
-    imag = real
-
-    @property
-    def data(self) -> _Data:
-        """Where it would be, as CuPy's arrays say it."""
-        return _Data(self._view.__array_interface__["data"][0])
-
-    def __getitem__(self, index: Any) -> Ghost:
-        if isinstance(index, np.ndarray):  # whole rows
-            return ghost((*index.shape, *self.shape[1:]), self.dtype)
+    def __getitem__(self, index: Any) -> Any:
         indices = index if isinstance(index, tuple) else (index,)
-        # the rows and columns of every element
-        if any(isinstance(each, (np.ndarray, list)) for each in indices):
-            return ghost(np.broadcast_shapes(*(np.shape(each) for each in indices)), self.dtype)
-        return Ghost(self._view[index])
+        if not any(isinstance(each, (np.ndarray, list)) for each in indices):
+            return super().__getitem__(index)
+        # the rows and columns of every element, or whole rows
+        found = np.broadcast_shapes(*map(np.shape, indices))
+        return ghost(found if isinstance(index, tuple) else found + self.shape[1:], self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         part = self[index]
         np.broadcast_shapes(np.shape(part), np.shape(value))  # raises ValueError if they do not fit
         Ghost.written += part.nbytes
 
-    def view(self, dtype: np.dtype) -> Ghost:
-        """Return the same bytes as another type."""
-        return Ghost(self._view.view(dtype))
+    @property  # type: ignore[misc]
+    def imag(self) -> Any:
+        """Imaginary parts."""
+        return self.real
 
-    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ghost:
-        """Return a view of the same memory, from the first element on, in another shape."""
-        return Ghost(as_strided(self._view, shape, strides))
-
-    def diagonal(self, **axes: int) -> Ghost:
-        """Return the diagonal."""
-        return Ghost(self._view.diagonal(**axes))
-
-    def transpose(self, *axes: int) -> Ghost:
-        """Return a view with axes in another order."""
-        return Ghost(self._view.transpose(*axes))
-
-    def reshape(self, *shape: Any, order: Any = "C") -> Ghost:
+    def reshape(self, *shape: Any, order: Any = "C") -> Any:  # type: ignore[override]
         """Return the same elements in another shape: a view of a contiguous array, a new one of others."""
-        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        if -1 in shape:
-            known = math.prod(n for n in shape if n != -1)
-            shape = tuple(self.size // max(1, known) if n == -1 else n for n in shape)
-        if self.size != math.prod(shape):
-            raise ValueError(f"cannot reshape {self.shape} to {shape}")
-        view = _view_as(self._view, shape, order)
-        return ghost(shape, self.dtype, order) if view is None else Ghost(view)
+        if self.flags.c_contiguous if order == "C" else self.flags.f_contiguous:
+            return super().reshape(*shape, order=order)
+        return ghost(np.broadcast_to(False, self.size).reshape(*shape).shape, self.dtype, order)
 
-    def astype(self, dtype: Any, copy: bool = True) -> Ghost:
+    def astype(self, dtype: Any, copy: bool = True) -> Any:  # type: ignore[override]
         """Return a copy of another type; itself if it has that and no copy is asked for."""
-        return self if not copy and self.dtype == dtype else ghost(self.shape, np.dtype(dtype), self._order)
+        return self if not copy and self.dtype == dtype else _like(self, dtype)
 
-    def copy(self) -> Ghost:
+    def copy(self) -> Any:  # type: ignore[override]
         """Return a copy."""
-        return ghost(self.shape, self.dtype, self._order)
+        return _like(self)
 
-    def conj(self) -> Ghost:
-        """Return the conjugate."""
-        return self.copy()
-
-    @property
-    def _order(self) -> str:
-        return "F" if self.ndim == 2 and self.strides[0] < self.strides[1] else "C"
-
-    def _combined(self, other: Any) -> Ghost:
-        shape = np.broadcast_shapes(self.shape, np.shape(other))
-        return ghost(shape, np.result_type(self.dtype, getattr(other, "dtype", self.dtype)))
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _combined
-
-    def _changed(self, other: Any) -> Ghost:
-        self[...] = other
-        return self
-
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = _changed
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
+    conj = copy
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **_: Any) -> Any:
         if method != "__call__":
@@ -153,8 +89,7 @@ class Ghost:
         if out is not None:
             Ghost.written += out[0].nbytes
             return out[0]
-        shape = np.broadcast_shapes(*map(np.shape, inputs))
-        return ghost(shape, np.result_type(*(x.dtype for x in inputs if hasattr(x, "dtype"))))
+        return _combined(inputs)
 
     def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         if function is np.shape:
@@ -170,32 +105,23 @@ class Ghost:
         if function is np.concatenate:
             return ghost((sum(len(x) for x in args[0]),), args[0][0].dtype)
         if function is np.where:
-            shape = np.broadcast_shapes(*map(np.shape, args))
-            return ghost(shape, np.result_type(*(x.dtype for x in args[1:] if hasattr(x, "dtype"))))
+            return _combined(args)
+        if function is np.flatnonzero:  # of what would be faults
+            return np.empty(0, np.int64)
         if function in (np.empty_like, np.zeros_like):
-            return ghost(args[0].shape, kwargs.get("dtype") or args[0].dtype, args[0]._order)
+            return _like(*args, **kwargs)
         raise NotImplementedError(f"numpy.{function.__name__} of an array without values")
 
 
-_ASKS_FOR_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+def _like(x: Ghost, dtype: Any = None) -> Ghost:
+    """Return a new array of the shape and the memory order of ``x``."""
+    return ghost(x.shape, dtype or x.dtype, "F" if x.ndim == 2 and x.strides[0] < x.strides[1] else "C")
 
 
-def _view_as(array: NDArray[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any] | None:
-    """Return a view in another shape, or None if there is none."""
-    if not _ASKS_FOR_VIEWS:
-        flat = array.flags.c_contiguous if order == "C" else array.flags.f_contiguous
-        return array.reshape(shape, order=order) if flat else None
-    try:
-        return np.reshape(array, shape, order=order, copy=False)
-    except ValueError:
-        return None
-
-
-class _Data:
-    """An address."""
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
+def _combined(inputs: Any) -> Ghost:
+    """Return the result of arithmetic element by element."""
+    shape = np.broadcast_shapes(*map(np.shape, inputs))
+    return ghost(shape, np.result_type(*(x.dtype for x in inputs if hasattr(x, "dtype"))))
 
 
 def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | None = None) -> Ghost:
@@ -220,7 +146,10 @@ def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | 
             f"an array of {extents} {dtype.name} is too large: expected at most 2^60 bytes on a rank"
         )
     strides = [dtype.itemsize * math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
-    return Ghost(as_strided(np.empty(1, dtype), shape, strides if order == "C" else strides[::-1]))
+    if order == "F":
+        strides.reverse()
+    made: Any = as_strided(np.empty(1, dtype).view(Ghost), shape, strides, subok=True, writeable=False)
+    return made  # type: ignore[no-any-return]
 
 
 _PLENTY = 1 << 62
@@ -249,25 +178,6 @@ class Ranks:
         """The ranks of each node."""
         firsts = range(0, self.size, self.per_node)
         return Hashed(Hashed(range(first, min(first + self.per_node, self.size))) for first in firsts)
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """What a rank does with others, as its transport is asked to.
-
-    Attributes:
-        kind: "exchange", "messages", "sum" or "fence".
-        exchange, slots: of an exchange.
-        sends, receives: of messages, (bytes, other rank) of each.
-        nbytes: of a sum, what this rank puts in.
-    """
-
-    kind: str
-    exchange: PlannedExchange | None = None
-    slots: int | None = None
-    sends: tuple[tuple[int, int], ...] = ()
-    receives: tuple[tuple[int, int], ...] = ()
-    nbytes: int = 0
 
 
 class PlannedExchange:
@@ -330,7 +240,15 @@ class Kept:
 
 
 class DryTransport(Transport):
-    """See ``engines.protocol.Transport``; every request is written into ``log``."""
+    """See ``engines.protocol.Transport``; what is asked of it is counted.
+
+    Attributes:
+        calls: how often the rank took part in "messages", in a "sum" over the ranks and in a "fence".
+        sent, received: bytes of messages to and from each other rank.
+        messages: how many messages there were to each.
+        moves: the exchanges of each operand, by their cells, order, bytes of an element and slots.
+        kept: the buffers.
+    """
 
     why_not_shared = ""
 
@@ -338,7 +256,11 @@ class DryTransport(Transport):
         self.comm: Any = _OneOfMany()
         self._ranks = ranks
         self.rank, self.size, self.nodes = rank, ranks.size, ranks.nodes
-        self.log: list[LogEntry] = []
+        self.calls: Counter[str] = Counter()
+        self.sent: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self.messages: Counter[int] = Counter()
+        self.moves: dict[tuple[int, int, str, int, int | None], list[tuple[Side, Side]]] = {}
         self.kept = Kept(min(ranks.size, ranks.per_node))
         self._exchanges = 0
 
@@ -356,9 +278,13 @@ class DryTransport(Transport):
         return PlannedExchange(src, dst, dtype)
 
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
-        """Write messages down. Local."""
-        made = (tuple((array.nbytes, rank) for array, rank in each) for each in (sends, receives))
-        self.log.append(LogEntry("messages", sends=next(made), receives=next(made)))
+        """Count messages. Local."""
+        self.calls["messages"] += 1
+        for array, rank in sends:
+            self.sent[rank] += array.nbytes
+            self.messages[rank] += 1
+        for array, rank in receives:
+            self.received[rank] += array.nbytes
         return _Done()
 
     def progress(self, flags: Any) -> _DryFlags:  # noqa: ARG002
@@ -368,18 +294,20 @@ class DryTransport(Transport):
     def start_exchange(
         self, exchange: Any, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
     ) -> _Done:  # fmt: skip
-        """Write an exchange down. Local."""
+        """Note an exchange. Local."""
         del src, dst, conjugate
-        self.log.append(LogEntry("exchange", exchange, slots))
+        x = exchange.src, exchange.dst
+        key = id(x[0].cells), id(x[1].cells), x[1].order, exchange.dtype.itemsize, slots
+        self.moves.setdefault(key, []).append(x)
         return _Done()
 
-    def sum_ranks(self, array: Ghost) -> None:
-        """Write a sum over the ranks down. Local."""
-        self.log.append(LogEntry("sum", nbytes=array.nbytes))
+    def sum_ranks(self, array: Ghost) -> None:  # noqa: ARG002
+        """Count a sum over the ranks. Local."""
+        self.calls["sum"] += 1
 
     def fence(self) -> None:
-        """Write a meeting of all ranks down. Local."""
-        self.log.append(LogEntry("fence"))
+        """Count a meeting of all ranks. Local."""
+        self.calls["fence"] += 1
 
     arrive = fence
 
@@ -412,6 +340,7 @@ def pivots_anywhere(first: int, stop: int, rows: int) -> NDArray[np.int64]:
 
 _OF_NUMPY = (
     "asarray", "where", "multiply", "add", "abs", "maximum", "tril", "triu", "conjugate", "eye", "less_equal", "sqrt",
+    "flatnonzero",
 )  # fmt: skip
 
 
@@ -428,7 +357,6 @@ class DryOperations(HostOperations):
         max=lambda _array, axis=None: 1.0,  # noqa: ARG005 - as of a matrix that is neither tiny nor singular
         min=lambda _array, axis=None: -1.0,  # noqa: ARG005
         sum=lambda _array, axis=None: 1.0,  # noqa: ARG005
-        flatnonzero=lambda _array: np.empty(0, np.int64),
         lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=strided)),
         empty=lambda shape, dtype, order="C": ghost(shape, dtype, order),
         zeros=lambda shape, dtype, order="C": ghost(shape, dtype, order),

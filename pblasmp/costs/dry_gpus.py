@@ -40,35 +40,29 @@ class _PassedPanels(OwnPanels):
     """A GPU's own panels: each rank passes one on to the next."""
 
     def publish(self, k: int) -> None:
-        """Write down that a panel is sent. Local."""
-        self._pass(k, self.own(k)[self.shape.bounds(k)[0] :])
+        """Count that a panel is sent. Local."""
+        self.again(k, slice(self.shape.bounds(k)[0], None))
 
     def fetch(self, k: int) -> Any:
         """Return a panel from its diagonal on. Local."""
-        return self._fetched(k, slice(self.shape.bounds(k)[0], None))
+        rows = slice(self.shape.bounds(k)[0], None)
+        return self.own(k)[rows] if self.has(k) else self.again(k, rows)
 
     def again(self, k: int, rows: slice) -> Any:
         """Return rows of a panel. Local."""
         if self.has(k):
-            self._pass(k, self.own(k)[rows])
-        return self._fetched(k, rows)
-
-    def _fetched(self, k: int, rows: slice) -> Any:
-        if self.has(k):
-            return self.own(k)[rows]
-        first, stop = self.shape.bounds(k)
-        shape = len(range(self.shape.rows)[rows]), stop - first
-        panel = self.engine.operations.scratch(f"panel {k % 2}", shape, self.dtype, "F")
-        self._pass(k, panel)
-        return panel
-
-    def _pass(self, k: int, panel: Any) -> None:
+            panel = self.own(k)[rows]
+        else:
+            first, stop = self.shape.bounds(k)
+            shape = len(range(self.shape.rows)[rows]), stop - first
+            panel = self.engine.operations.scratch(f"panel {k % 2}", shape, self.dtype, "F")
         workers, owner = self.shape.workers, self.shape.owner(k)
         to, of = (self.rank + 1) % workers, (self.rank - 1) % workers
         arrays = (panel, *self.about(k)) if workers > 1 else ()
         sends = [] if to == owner else [(each, to) for each in arrays]
         receives = [] if self.rank == owner else [(each, of) for each in arrays]
         self.engine.transport.start(sends, receives)
+        return panel
 
 
 _WIDTHS = (

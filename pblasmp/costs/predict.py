@@ -257,8 +257,7 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
         latency = network.seconds
     rounds = max(1, size - 1).bit_length()
     moved = moved + (counts.messages + counts.collectives * rounds) * latency
-    written = counts.copied_bytes - counts.collective_copies + counts.touched_bytes
-    copies = written / here.copy.bytes_per_second
+    copies = (counts.copied_bytes + counts.touched_bytes) / here.copy.bytes_per_second
     waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
     if factors:  # panels are finished one after the other, while the ranks update with those before
         chain = seconds_of(*PANELS).sum() * (_BESIDE if gpus else 1)

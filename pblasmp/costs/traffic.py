@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ from ..layout.grid import integer
 from ..layout.level3_problem import with_c_like_d
 from ..layout.problem import nearest_legal
 from ..layout.value import Numbers, Shapes, Traffic
-from .counts import Counts, Move, classes, counts_of
-from .dry_engine import DryEngine, Ghost, LogEntry, Ranks
+from .counts import Counts, classes, counts_of
+from .dry_engine import DryEngine, Ghost, Ranks
 
 _LARGEST = 2**63 - 1
 _PARTS = 8  # in which GPUs take the tokens of tensor-parallel products
@@ -67,30 +67,31 @@ def traffic(
         cores = integer(cores, "cores", 1, ArgumentError)
     ranks = replace(_ranks(asked, nranks, ranks_per_node, memory_bytes), cores=cores)
     first = _run(ranks, 0, task, gpus=gpus)
-    # The ranks agree: one choice is enough.
+    # The ranks agree: one choice is enough. Every rank takes part in the same exchanges.
     task = task._replace(options=replace(task.options, algo=first.algorithm))
-    counts = _exchanged(ranks, first.log)
-    like = classes(asked, ranks, first.algorithm, {entry.kind for entry in first.log})
+    asks = first.engine.transport
+    like = classes(asked, ranks, first.algorithm, asks.calls)
     if most is not None and isinstance(asked, FactorProblem) and len(np.unique(like)) > most:
         chosen = np.linspace(0, ranks.size - 1, most).astype(np.int64)
         like = chosen[np.searchsorted(chosen, np.arange(ranks.size), "right") - 1]
     runs = {0: first} | {rank: _run(ranks, rank, task, gpus=gpus) for rank in sorted({*like.tolist()} - {0})}
-    numbers = np.searchsorted(sorted(runs), like)
-    order = np.argsort(numbers, kind="stable")
-    members = np.split(order, np.searchsorted(numbers[order], np.arange(1, len(runs))))
-    for each, rank in zip(members, sorted(runs), strict=True):
-        _add_others(counts, ranks, each, runs[rank], shares=not gpus)
+    counts = Counts.none(ranks.size)
+    for (_, _, _, itemsize, slots), moves in asks.moves.items():
+        counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
+    for rank, run in runs.items():
+        _add_others(counts, ranks, np.flatnonzero(like == rank), run, shares=not gpus)
+    numbers = np.searchsorted([*runs], like)
+    pieces = max((1, *map(len, asks.moves.values()), *asks.messages.values()))  # of an operand, or to a rank
 
     def every(of: Any) -> Numbers:
-        return in_64_bits([of(runs[rank]) for rank in sorted(runs)], asked)[numbers]
+        return in_64_bits([of(run) for run in runs.values()], asked)[numbers]
 
-    kinds = Counter(entry.kind for entry in first.log)
     return counted_traffic(
-        ranks, counts, call=str(problem), algorithm=first.algorithm, path=first.path, flops=every(lambda x: x.flops),
-        memory_bytes=every(lambda x: x.memory_bytes), like=numbers,
-        shapes=[runs[rank].shapes for rank in sorted(runs)], touched_bytes=every(lambda x: x.touched_bytes),
-        collective_copies=every(lambda x: min(x.copied_bytes, x.touched_bytes)), meetings=kinds["fence"],
-        collectives=kinds["sum"], pieces=_pieces(asked, first.log),
+        ranks, counts, call=str(problem), algorithm=first.algorithm, path=first.path, like=numbers,
+        flops=every(lambda x: x.engine.operations.flops), memory_bytes=every(lambda x: x.memory),
+        shapes=[run.engine.operations.shapes for run in runs.values()], touched_bytes=every(lambda x: x.touched),
+        meetings=asks.calls["fence"], collectives=asks.calls["sum"],
+        pieces=_PARTS if isinstance(asked, ParallelProblem) else pieces,
     )  # fmt: skip
 
 
@@ -108,14 +109,13 @@ def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
         "same_node": int((counts.sent_here + counts.shared).sum()),
         "other_node": int((counts.sent - counts.sent_here).sum()),
     }
-    known: dict[str, Any] = {
-        **dict.fromkeys(("touched_bytes", "collective_copies", "like"), np.zeros(ranks.size, np.int64)),
-        **dict.fromkeys(("meetings", "collectives"), 0),
-    }
+    none = np.zeros(ranks.size, np.int64)
+    known: dict[str, Any] = dict.fromkeys(("flops", "touched_bytes", "like"), none)
+    known |= {"meetings": 0, "collectives": 0} | rest
     return Traffic(
         nranks=ranks.size, ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
         messages=counts.messages, copied_bytes=counts.copied, links=links, node_received=counts.received_here,
-        node_bytes=counts.sent_here, shared_bytes=counts.shared, **{**known, **rest},
+        node_bytes=counts.sent_here, shared_bytes=counts.shared, **known,
     )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def move_traffic(
     memory = np.array([_held(source, r) + _held(target, r) for r in range(size)], np.int64)
     return counted_traffic(
         ranks, counts, call=f"move {source} to {target}", algorithm="exchange", path="by MPI",
-        flops=np.zeros(size, np.int64), memory_bytes=memory, shapes=[Shapes()],
+        memory_bytes=memory, shapes=[Shapes()],
     )  # fmt: skip
 
 
@@ -202,17 +202,15 @@ def _part(engine: HostEngine, x: MatrixDescriptor | None) -> Any:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one rank does."""
+    """What one rank does: what its engine has counted, and bytes by what is done with them."""
 
     algorithm: str
     path: str
-    log: list[LogEntry]
-    flops: int
-    shapes: Shapes
-    touched_bytes: int
-    sent_bytes: int
-    copied_bytes: int
-    memory_bytes: int
+    engine: DryEngine
+    sent: int
+    copied: int
+    touched: int
+    memory: int
 
 
 def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
@@ -220,31 +218,21 @@ def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
     engine, problem = _engine(ranks, rank, gpus=gpus), task.problem
     operands = operands_of(engine, problem)
     product, choice = prepare(engine, task, operands)
-    before, copied = Ghost.written, Ghost.copied
+    written, copied = Ghost.written, Ghost.copied
     product.run(operands)
+    written, copied = Ghost.written - written, Ghost.copied - copied
     arrays = (operands.a, operands.b, operands.c, operands.d, operands.gathered)
     if isinstance(problem, ParallelProblem):
         held = sum(x.nbytes for x in arrays if x is not None)
     else:
         held = sum(_held(x, rank) for x in _matrices(problem).values())
-    kept = product.workspace.host_bytes + product.workspace.device_bytes
-    sent, copied = product.sent_bytes, Ghost.copied - copied
     if isinstance(problem, FactorProblem):  # whose products do not say
-        kept = engine.transport.kept.nbytes
-        sent = sum(nbytes for entry in engine.transport.log for nbytes, _ in entry.sends)
+        sent, kept = engine.transport.sent.total(), engine.transport.kept.nbytes
     else:
-        copied = product.copied_bytes
-    return _Run(
-        choice.name,
-        product.path,
-        engine.transport.log,
-        engine.operations.flops,
-        engine.operations.shapes,
-        Ghost.written - before,
-        sent,
-        copied,
-        held + kept,
-    )
+        sent, copied = product.sent_bytes, product.copied_bytes
+        kept = product.workspace.host_bytes + product.workspace.device_bytes
+    touched = max(0, written - copied)
+    return _Run(choice.name, product.path, engine, sent, copied, touched, held + kept)
 
 
 def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> DryEngine:
@@ -314,72 +302,21 @@ def _held(x: MatrixDescriptor, rank: int) -> int:
     return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
 
 
-def _operands(log: list[LogEntry]) -> dict[tuple[int, int, str, int, int | None], list[Move]]:
-    """Return the exchanges of each operand."""
-    groups: dict[tuple[int, int, str, int, int | None], list[Move]] = {}
-    for entry in log:
-        x = entry.exchange
-        if x is not None:
-            key = id(x.src.cells), id(x.dst.cells), x.order, x.dtype.itemsize, entry.slots
-            groups.setdefault(key, []).append((x.src, x.dst))
-    return groups
-
-
-def _pieces(problem: AnyProblem, log: list[LogEntry]) -> int:
-    """Return the most exchanges of an operand, or messages from this rank to another one."""
-    if isinstance(problem, ParallelProblem):
-        return _PARTS
-    to = Counter(rank for entry in log for _, rank in entry.sends)
-    return max((1, *map(len, _operands(log).values()), *to.values()))
-
-
-def _exchanged(ranks: Ranks, log: list[LogEntry]) -> Counts:
-    """Return what all ranks move in the exchanges that one rank takes part in: every rank does in the same ones."""
-    counts = Counts.none(ranks.size)
-    for (_, _, _, itemsize, slots), moves in _operands(log).items():
-        counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
-    return counts
-
-
 def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, shares: bool) -> None:
     """Add what ranks that do alike send and copy outside exchanges; if ranks share memory, from or to that of a node.
 
-    Sums move as much as their algorithm reports: parts and sums travel once. What one of the ranks sends to each
-    other one, all of them do, and it sends as much to one that is alike as to any such.
-
-    Args:
-        counts: they are added to these.
-        ranks: all of them.
-        members: those that do alike.
-        run: what the first one does.
-        shares: whether ranks share memory.
+    Sums move as much as their algorithm reports: parts and sums travel once.
     """
-    counts.copied[members] += run.copied_bytes
-    counts.shared[members] += run.copied_bytes if shares else 0
-    counts.sent[members] += run.sent_bytes
-    sums = run.sent_bytes  # of sums over all ranks
-    messages = [entry for entry in run.log if entry.sends or entry.receives]
-    if messages:
-        sums -= _add_messages(counts, ranks, members, messages)
-    counts.received[members] += sums
-    if len(ranks.nodes) == 1:
-        counts.sent_here[members] += sums
-        counts.received_here[members] += sums
+    asks, sums = run.engine.transport, run.sent - run.engine.transport.sent.total()
 
+    def near(moved: Mapping[int, int]) -> int:
+        node = asks.rank // ranks.per_node
+        here = sum(nbytes for rank, nbytes in moved.items() if rank // ranks.per_node == node)
+        return here + (sums if len(ranks.nodes) == 1 else 0)
 
-def _add_messages(counts: Counts, ranks: Ranks, members: Numbers, messages: list[LogEntry]) -> int:
-    """Add what ranks that do alike send and receive in messages, but for the bytes sent, which it returns."""
-    size, rank = ranks.size, int(members[0])
-    to, of = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for entry in messages:
-        for sizes, moved in ((to, entry.sends), (of, entry.receives)):
-            for nbytes, other in moved:
-                sizes[other] += nbytes
-        counts.messages[members] += len(entry.sends)
-        counts.received_messages[members] += len(entry.receives)
-    sent, node = int(to.sum()), np.arange(size) // ranks.per_node
-    for sizes, here in ((to, counts.sent_here), (of, counts.received_here)):
-        sizes[rank] = sizes[members[1]] if len(members) > 1 else 0
-        here[members] += np.bincount(node, sizes).astype(np.int64)[node[members]] - sizes[members]
-    counts.received[members] += of.sum() - of[members]
-    return sent
+    for found, more in (
+        (counts.copied, run.copied), (counts.shared, run.copied if shares else 0), (counts.sent, run.sent),
+        (counts.received, sums + asks.received.total()), (counts.messages, asks.messages.total()),
+        (counts.sent_here, near(asks.sent)), (counts.received_here, near(asks.received)),
+    ):  # fmt: skip
+        found[members] += more

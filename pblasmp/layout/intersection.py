@@ -324,9 +324,7 @@ def _view(array: Any, shape: tuple[int, ...], row: tuple[int, int], col: tuple[i
 def strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """Return a view of an array's memory from its first element on, in another shape. Local."""
     if isinstance(array, np.ndarray):
-        return as_strided(array, shape, strides)
-    if hasattr(array, "strided"):
-        return array.strided(shape, strides)
+        return as_strided(array, shape, strides, subok=True)
     return type(array)(shape, array.dtype, array.data, strides)  # CuPy's
 
 
@@ -335,7 +333,7 @@ def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     if not to.size:
         return []
     down = to.strides[1] < to.strides[3]
-    on_paper = not isinstance(to, np.ndarray)  # where nothing is copied
+    on_paper = type(to) is not np.ndarray  # where nothing is copied
     if on_paper or down == (of.strides[1] < of.strides[3]):
         return [()]
     count, length, columns, width = to.shape

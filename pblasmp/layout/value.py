@@ -57,7 +57,6 @@ class Traffic:
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
         node_received: of ``received_bytes``, those from ranks of the same node.
         shared_bytes: of ``copied_bytes``, those from or to memory that the ranks of the node share.
-        collective_copies: of ``copied_bytes``, those that ``touched_bytes`` has as well.
         collectives: sums over the ranks in a run.
         meetings: times that all ranks wait for each other in a run, besides collectives.
         pieces: in how many pieces, one after another, what is sent arrives: products begin with the first.
@@ -81,7 +80,6 @@ class Traffic:
     node_bytes: Numbers
     node_received: Numbers
     shared_bytes: Numbers
-    collective_copies: Numbers
     collectives: int
     meetings: int
     pieces: int = 1

@@ -44,7 +44,6 @@ def by_pairs(src, dst, node, limit):
             found.sent[owner] += elements
             found.received[writer] += elements
             found.messages[owner] += count
-            found.received_messages[writer] += count
             if node[owner] == node[writer]:
                 found.sent_here[owner] += elements
                 found.received_here[writer] += elements
