@@ -3,7 +3,7 @@
 
 By order: on one rank alone, on several ranks together, and in panels; then what pblasmp takes, and how much longer that
 is than the fastest. So one sees the orders from which each is faster, on which the limits in
-``pblasmp/engines/host/direct/limits.py`` and ``host/host_operations.py`` rest. It starts its ranks itself, prints, and
+``pblasmp/engines/host/direct/calls.py`` and ``host/host_operations.py`` rest. It starts its ranks itself, prints, and
 writes nothing.
 """
 
@@ -42,7 +42,7 @@ _GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 @contextmanager
 def limits(ctx: Any, way: str) -> Iterator[None]:
     """Within, a context's factorizations go one way."""
-    from pblasmp.engines.host.direct.limits import LIMITS
+    from pblasmp.engines.host.direct.calls import LIMITS
 
     alone = {"alone": _ENDLESS, "together": 0}.get(way)
     if alone is None:

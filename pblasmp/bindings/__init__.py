@@ -25,8 +25,7 @@ from .enums import (
     SolverStatus,
     Status,
 )
-from .solver_table import SOLVER_FUNCTIONS
-from .table import FUNCTIONS, Argument, Function, LoggerCallback, ctype
+from .table import FUNCTIONS, SOLVER_FUNCTIONS, Argument, Function, LoggerCallback, ctype
 
 __all__ = [
     "FUNCTIONS",

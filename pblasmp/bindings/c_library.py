@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError, install
 from .enums import SolverStatus, Status
-from .solver_table import OLDEST_SOLVER, SOLVER_FUNCTIONS
-from .table import FUNCTIONS, OLDEST, Function, ctype
+from .table import FUNCTIONS, OLDEST, OLDEST_SOLVER, SOLVER_FUNCTIONS, Function, ctype
 
 ENVIRONMENT = "PBLASMP_CUBLASMP"
 TOO_OLD = (

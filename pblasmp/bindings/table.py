@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C functions of cuBLASMp 0.5 to 0.10 that are used: one row each, with its prototype and its versions.
+"""The C functions of cuBLASMp 0.5 to 0.10 and cuSOLVERMp 0.8 to 0.9 that are used: one row each, with its prototype.
 
 Versions are numbers as ``cublasMpGetVersion`` gives them: 501 is 0.5.1, 1000 is 0.10.0. A function is called
 what the newest version calls it; its older name is its ``alias``. Indices (ia, ja, ...) are 1-based.
 
-Source: cublasmp.h of the nvidia-cublasmp wheels 0.5.0 to 0.10.0, which the tests hold this table against.
+Source: cublasmp.h of the nvidia-cublasmp wheels 0.5.0 to 0.10.0, and cusolverMp.h of the nvidia-cusolvermp wheels 0.8.0
+to 0.9.1, whose types have not changed. The tests hold these tables against both.
 """
 
 from __future__ import annotations
@@ -228,3 +229,84 @@ _ROWS = (
 
 FUNCTIONS: dict[str, Function] = {function.name: function for function in _ROWS}
 """The functions by their names in the newest version."""
+
+
+# -- cuSOLVERMp
+
+OLDEST_SOLVER = 800
+"""The oldest supported version: earlier ones cannot change the stream, and those before 0.7 have no NCCL."""
+
+
+def _solver(name: str, prototype: str, since: int = OLDEST_SOLVER) -> Function:
+    return Function("cusolverMp" + name, "cusolverStatus_t", parameters(prototype), since)
+
+
+def _placed(name: str, *, const: bool = False) -> str:
+    """Return the four parameters of a matrix."""
+    of = name.lower()
+    return (
+        f"{'const ' if const else ''}void* {of}, int64_t i{of}, int64_t j{of},"
+        f" cusolverMpMatrixDescriptor_t desc{name}"
+    )
+
+
+def _solver_routine(
+    name: str, *shared: str, after: str = "", since: int = OLDEST_SOLVER
+) -> tuple[Function, Function]:
+    """Return a routine on matrices and the query of its workspace.
+
+    Args:
+        name: of the routine.
+        shared: what both take between the handle and the compute type.
+        after: what the routine takes besides, before the compute type.
+        since: the first version that has it.
+    """
+    both = ", ".join(("cusolverMpHandle_t handle", *shared))
+    compute = "cudaDataType_t computeType"
+    sizes = "size_t* workspaceInBytesOnDevice, size_t* workspaceInBytesOnHost"
+    buffers = "void* d_work, size_t workspaceInBytesOnDevice, void* h_work, size_t workspaceInBytesOnHost"
+    made = both if not after else f"{both}, {after}"
+    return (
+        _solver(f"{name}_bufferSize", f"{both}, {compute}, {sizes}", since),
+        _solver(name, f"{made}, {compute}, {buffers}, int* info", since),
+    )
+
+
+_HANDLE = "cusolverMpHandle_t handle, "
+_UPLO, _TRANS = "cublasFillMode_t uplo", "cublasOperation_t trans"
+_M, _N, _NRHS = "int64_t m", "int64_t n", "int64_t nrhs"
+
+_SOLVER_ROWS = (
+    # Library
+    _solver("Create", "cusolverMpHandle_t* handle, int deviceId, cudaStream_t stream"),
+    _solver("Destroy", "cusolverMpHandle_t handle"),
+    _solver("SetStream", _HANDLE + "cudaStream_t stream"),
+    _solver("GetVersion", _HANDLE + "int* version"),
+    # Grids and descriptors
+    _solver(
+        "CreateDeviceGrid",
+        _HANDLE + "cusolverMpGrid_t* grid, ncclComm_t comm, int32_t numRowDevices, int32_t numColDevices,"
+        " cusolverMpGridMapping_t mapping",
+    ),
+    _solver("DestroyGrid", "cusolverMpGrid_t grid"),
+    _solver(
+        "CreateMatrixDesc",
+        "cusolverMpMatrixDescriptor_t* desc, cusolverMpGrid_t grid, cudaDataType_t dataType, int64_t M_A,"
+        " int64_t N_A, int64_t MB_A, int64_t NB_A, uint32_t RSRC_A, uint32_t CSRC_A, int64_t LLD_A",
+    ),
+    _solver("DestroyMatrixDesc", "cusolverMpMatrixDescriptor_t desc"),
+    # Factorizations, and what is solved with them
+    *_solver_routine("Potrf", _UPLO, _N, _placed("A")),
+    *_solver_routine("Potrs", _UPLO, _N, _NRHS, _placed("A", const=True), _placed("B")),
+    *_solver_routine("Getrf", _M, _N, _placed("A"), "int64_t* ipiv"),
+    *_solver_routine("Getrs", _TRANS, _N, _NRHS, _placed("A", const=True), "const int64_t* ipiv", _placed("B")),
+    *_solver_routine("Geqrf", _M, _N, _placed("A"), after="void* tau"),
+    *_solver_routine("Syevd", "char* jobz", _UPLO, _N, _placed("A"), "void* w", _placed("Q")),
+    *_solver_routine(
+        "Gesvd", "cusolverMpGesvdDescriptor_t how", "cusolverEigMode_t jobu", "cusolverEigMode_t jobvt", _M, _N,
+        _placed("A"), "void* s", _placed("U"), _placed("VT"), since=900,
+    ),
+)  # fmt: skip
+
+SOLVER_FUNCTIONS: dict[str, Function] = {function.name: function for function in _SOLVER_ROWS}
+"""The functions by name."""

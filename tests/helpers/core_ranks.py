@@ -12,7 +12,7 @@ from pblasmp import _core
 from pblasmp.engines.direct import Held, host_address, pattern_of
 from pblasmp.engines.host import blas
 from pblasmp.engines.host.direct import calls
-from pblasmp.engines.host.direct.limits import LIMITS
+from pblasmp.engines.host.direct.calls import LIMITS
 
 SET = 1 << 20  # bytes of slabs
 ALIGNED = 64

@@ -3,7 +3,7 @@
 
 import contextlib
 
-from pblasmp.engines.host.direct.limits import LIMITS
+from pblasmp.engines.host.direct.calls import LIMITS
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from pblasmp import _core, pblas
 from pblasmp._core import build, objects
 from pblasmp.engines.direct import host_address
 from pblasmp.engines.direct.asked import Axes, span_of
-from pblasmp.engines.host.direct.limits import LIMITS, Limits
+from pblasmp.engines.host.direct.calls import LIMITS, Limits
 from pblasmp.pblas import direct
 from tests.helpers.core_ranks import CoreRanks, Spread
 from tests.helpers.limits import changed_limits
