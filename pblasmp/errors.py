@@ -7,10 +7,11 @@ Also the command that installs one of pblasmp's extras, from wherever pblasmp it
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from numpy.linalg import LinAlgError
 
@@ -26,6 +27,8 @@ __all__ = [
     "StatusError",
     "UnsupportedError",
 ]
+
+T = TypeVar("T")
 
 _LONGEST = 300  # characters of a value in a message
 
@@ -133,6 +136,16 @@ def short_repr(value: object) -> str:
 def shortened(text: str, most: int = _LONGEST) -> str:
     """Return a text, cut if it has more than ``most`` characters. Local."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def opened(library: str, make: Callable[[], T]) -> T | PblasmpError:
+    """Return what ``make`` opens, or why it cannot be used here: other ranks hear of it, whatever it is. Local."""
+    try:
+        return make()
+    except PblasmpError as error:
+        return error
+    except Exception as error:  # noqa: BLE001
+        return LibraryNotFoundError(f"{library} cannot be used: {type(error).__name__}: {error}")
 
 
 @contextmanager

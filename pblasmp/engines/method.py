@@ -265,22 +265,13 @@ def survey(engine: Engine, problem: AnyProblem, options: Options) -> dict[str, V
         UnsupportedError: there is no algorithm called ``options.algo`` for this problem.
     """
     known = known_for(engine, problem, options)
-    found: dict[str, tuple[Any, str]] = {}  # by name, the problem as it sees it, and why it refuses that
-    for name, row in known.items():
-        viewed = row.view(problem)
-        refused = isinstance(viewed, str)
-        found[name] = (None, viewed) if refused else (viewed, row.refusal(engine, viewed, options, None))
     measured = _measured(engine, problem, options)
-    costs = {
-        name: (measured.get(name, math.inf), row.cost(engine, found[name][0], options))
-        for name, row in known.items()
-        if not found[name][1]
-    }
-    if options.algo != "auto":
-        best = options.algo if options.algo in costs else None
-    else:
-        best = min(costs, key=lambda name: costs[name], default=None)
-    return {name: _verdict(name, best, options, why, measured) for name, (_, why) in found.items()}
+    refused: dict[str, str] = {}
+    for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
+        refused[name] = known[name].refusal(engine, viewed, options, None)
+    fits = [name for name, why in refused.items() if not why and options.algo in ("auto", name)]
+    best = next(iter(fits), None)
+    return {name: _verdict(name, best, options, refused[name], measured) for name in known}
 
 
 def choose(
@@ -297,7 +288,8 @@ def choose(
     known = known_for(engine, problem, options)
     measured = _measured(engine, problem, options, operands.follows)
     refused: dict[str, str] = {}
-    for name, viewed in _cheapest_first(engine, known, problem, options, measured, refused):
+    asked = known if options.algo == "auto" else {options.algo: known[options.algo]}
+    for name, viewed in _cheapest_first(engine, asked, problem, options, measured, refused):
         why = known[name].refusal(engine, viewed, options, operands)
         if not why:
             return (
@@ -326,10 +318,9 @@ def _cheapest_first(
 
     Those that have no such form are added to ``refused``. A problem is viewed when its algorithm may come next.
     """
-    asked = [options.algo] if options.algo != "auto" else known
     left: list[tuple[float, float, int, str, Any]] = [
-        (measured.get(name, math.inf), known[name].least, number, name, None)
-        for number, name in enumerate(asked)
+        (measured.get(name, math.inf), row.least, number, name, None)
+        for number, (name, row) in enumerate(known.items())
     ]
     heapq.heapify(left)
     while left:
@@ -341,7 +332,7 @@ def _cheapest_first(
         if isinstance(viewed, str):
             refused[name] = viewed
         else:
-            cost = known[name].cost(engine, viewed, options) if len(asked) > 1 else 0
+            cost = known[name].cost(engine, viewed, options) if len(known) > 1 else 0
             heapq.heappush(left, (seconds, cost, number, name, viewed))
 
 
@@ -422,11 +413,8 @@ def _verdict(
 
 def names(engine: Engine, problem: AnyProblem, options: Options) -> list[str]:
     """Return the names of the algorithms for a kind of problem, the fastest by rule first. Local."""
-    costs: dict[str, float] = {}
-    for name, row in known_for(engine, problem, replace(options, algo="auto")).items():
-        viewed = row.view(problem)
-        costs[name] = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
-    return sorted(costs, key=lambda name: costs[name])
+    known, unfit = known_for(engine, problem, replace(options, algo="auto")), dict[str, str]()
+    return [name for name, _ in _cheapest_first(engine, known, problem, options, {}, unfit)] + [*unfit]
 
 
 def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None:

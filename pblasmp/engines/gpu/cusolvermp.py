@@ -21,7 +21,7 @@ from ...bindings import (
     version_text,
 )
 from ...dtypes import real_dtype
-from ...errors import LibraryNotFoundError, PblasmpError, StatusError
+from ...errors import PblasmpError, StatusError, opened
 from ...layout import Grid, MatrixDescriptor
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part
@@ -36,20 +36,10 @@ from .types import DATA_TYPES
 Array = Any
 
 
-def open_library() -> SolverLibrary | PblasmpError:
-    """Return cuSOLVERMp, opened, or why it cannot be used here. Local."""
-    try:
-        return SolverLibrary()
-    except PblasmpError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
-        return LibraryNotFoundError(f"cuSOLVERMp cannot be used: {type(error).__name__}: {error}")
-
-
 def solver_of(session: Session) -> Cusolvermp | str:
     """Return cuSOLVERMp, or why a rank has none; the session keeps either. Collective over the context."""
     if session.solver is None:
-        library = open_library()
+        library = opened("cuSOLVERMp", SolverLibrary)
         faults = session.runtime.comm.allgather(str(library) if isinstance(library, PblasmpError) else "")
         why = next((fault for fault in faults if fault), "")
         session.solver = why

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...comm import Agreement, Communicator
 from ...dtypes import element_type
-from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError, install
+from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError, install, opened
 from ...layout import Grid, MatrixDescriptor
 
 MPICH, OPEN_MPI = "MPICH", "Open MPI"
@@ -221,12 +221,8 @@ def _open(comm: Communicator, wanted: MpiLibrary) -> tuple[list[ctypes.CDLL], st
     """Return the opened libraries, and why there are none. Local."""
     if getattr(comm, "handle", None) is None:
         return [], f"{wanted.name} needs ranks that communicate by MPI"
-    try:
-        return wanted.opened(), ""
-    except PblasmpError as error:
-        return [], str(error)
-    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
-        return [], f"{wanted.name} cannot be used: {type(error).__name__}: {error}"
+    found = opened(wanted.name, wanted.opened)
+    return ([], str(found)) if isinstance(found, PblasmpError) else (found, "")
 
 
 class RankLibrary:

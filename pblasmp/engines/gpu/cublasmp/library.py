@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....bindings import GridLayout, Library, LoggerCallback
-from ....errors import LibraryNotFoundError, PblasmpError, install
+from ....errors import LibraryNotFoundError, PblasmpError, install, opened
 from ....layout import Grid
 from ....memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
 from ...arrays import overlap
@@ -356,13 +356,12 @@ def open_library() -> Library | PblasmpError:
         import_module("nvmath.bindings.cublasLt")
     except ImportError as error:
         return LibraryNotFoundError(f"{package} is not installed ({error}): {install('cu13')}")
-    try:
-        library = Library()
-        if library.version < _WINDOWS_SINCE:
-            nvshmem_core()
-        faults.check_nccl(library.version, nccl_version())
-    except PblasmpError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
-        return LibraryNotFoundError(f"cuBLASMp or NCCL cannot be used: {type(error).__name__}: {error}")
+    return opened("cuBLASMp or NCCL", _library)
+
+
+def _library() -> Library:
+    library = Library()
+    if library.version < _WINDOWS_SINCE:
+        nvshmem_core()
+    faults.check_nccl(library.version, nccl_version())
     return library
