@@ -7,45 +7,33 @@
 Each sequence runs on a new context: small and large matrices that are scattered, moved, viewed, computed with, saved
 and loaded; plans that are kept and dropped, on several streams, with CUDA graphs and sleeping ranks; mistakes on all
 ranks or on one; lack of memory. Every result is compared with NumPy's. What a closed context leaves behind is counted.
-A sequence that fails is made as short as it can be, by Hypothesis, and printed; ``--replay FILE`` runs what a file has,
-as JSON or as printed. The status is 1 where something was wrong, or where memory, descriptors or threads grow.
+A sequence that fails is shrunk by Hypothesis, and printed as a program; ``--replay FILE`` runs such a program again.
+The status is 1 where something was wrong, or where memory, descriptors or threads grow.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import faulthandler
 import gc
+import inspect
 import os
-import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
+import pblasmp as pb
 from pblasmp import launch
 from pblasmp.engines.gpu.runtime.graphs import Recordings
-from tests.helpers.sequences import (
-    CALLS,
-    Away,
-    Gpu,
-    Host,
-    Outcome,
-    Simulated,
-    Step,
-    replay,
-    search,
-    sequences,
-    steps_of,
-)
+from tests.helpers.sequences import STEPS, Away, Gpu, Host, Sequence, Simulated, WrongError, replay, search
 from tests.helpers.sequences.matrices import FORMATS
 
 ROOT = Path(__file__).parents[2]
@@ -112,56 +100,39 @@ class Sequences:
         held: what the process held after each sequence.
     """
 
-    def __init__(self, comm: Any, device: Host, *, length: int = 60, only: Sequence[str] = ()) -> None:
-        self.comm, self.device = comm, device
-        self._drawn = sequences(comm.size, length, device.large, only)
+    def __init__(self, comm: Any, device: Host, *, length: int = 60, only: Collection[str] = ()) -> None:
+        self.comm, self.device, self.length = comm, device, length
         self.counts: Counter[str] = Counter()
         self.held: list[dict[str, int]] = []
         self.watch = Watch(comm.rank)
+        others = {
+            name: None
+            for name, function in inspect.getmembers(Sequence, inspect.isfunction)
+            if only and function.__name__ in STEPS and function.__name__ not in only
+        }
+        self._kind = type("Sequence", (Sequence,), others)
+
+    def new(self) -> Sequence:
+        """Return a sequence without a step. Local."""
+        return self._kind(self.comm, self.device, self.watch.doing, self._ended)
+
+    def _ended(self, state: Sequence) -> None:
+        self.counts += state.counts
+        if not state.failed:
+            self.held.append(self._held())
 
     def begin(self) -> None:
         """Load what threads and descriptors are kept of for the whole process, as zarr's. Collective over the ranks."""
-        layout = {
-            "shape": [4, 4],
-            "block": [4, 4],
-            "grid": [1, 1, "row"],
-            "source": [0, 0],
-            "dtype": "float64",
-        }
-        made = {"to": 0, "layout": {**layout, "order": "C", "pad": 0}, "how": "eye", "value": 1}
-        saved = [["save", {"of": 0, "to": 0, "kind": kind, "order": None}] for kind in FORMATS]
-        self.counts += self.replay(steps_of([["create", made], *saved])).counts
+        state = self.new()
+        (matrix,) = state.begin([pb.MatrixDescriptor((4, 4), 4, (1, 1))], 0).values
+        for kind in FORMATS:
+            state.save(matrix, 0, kind, None)
+        state.teardown()
+        self.held.clear()
 
     def search(self, count: int, seed: int, *, shrink: bool = True) -> str:
         """Make random sequences; return what is wrong with the smallest that fails. Collective over the ranks."""
-        return search(self.comm, self._drawn, count, seed, self._one, shrink=shrink)
-
-    def _one(self, steps: Sequence[Step]) -> str:
-        outcome = self.replay(steps)
-        self.counts += outcome.counts
-        if not outcome.faults:
-            self.held.append(self._held())
-            return ""
-        made = "".join(f"    {step},\n" for step in steps[: outcome.at + 1])
-        faults = "\n".join(fault.rstrip()[:2000] for fault in outcome.faults[:3])
-        return f"step {outcome.at} on {self.comm.size} ranks, {outcome.kind}:\n{made}{faults}"
-
-    def replay(self, steps: Sequence[Step]) -> Outcome:
-        """Run a sequence in a new directory. Collective over the ranks."""
-        with self._directory() as directory:
-            return replay(self.comm, self.device, directory, steps, self.watch.doing)
-
-    @contextlib.contextmanager
-    def _directory(self) -> Iterator[Path]:
-        """Make a directory for files, which all ranks see."""
-        name = tempfile.mkdtemp(prefix="pblasmp-sequences-") if self.comm.rank == 0 else None
-        directory = Path(self.comm.bcast(name))
-        try:
-            yield directory
-        finally:
-            self.comm.barrier()
-            if self.comm.rank == 0:
-                shutil.rmtree(directory, ignore_errors=True)
+        return search(self.comm, self.new, count, seed=seed, steps=self.length, shrink=shrink)
 
     def _held(self) -> dict[str, int]:
         gc.collect()
@@ -186,7 +157,7 @@ class Sequences:
 
     def summary(self) -> str:
         """Return in words what was done."""
-        made = {name: count for name, count in sorted(self.counts.items()) if name[0] not in "-("}
+        made = {name: count for name, count in sorted(self.counts.items()) if name[0] != "-"}
         nothing = sum(count for name, count in self.counts.items() if name[0] == "-")
         return f"{sum(made.values())} steps, {nothing} more had nothing to do"
 
@@ -253,12 +224,6 @@ def device(comm: Any, engine: str) -> Iterator[Host]:
         comm.barrier()
 
 
-def read(path: Path) -> list[Step]:
-    """Return the steps of a file: a list as JSON or Python writes it, or the lines that were printed."""
-    text = path.read_text().replace("null", "None").replace("true", "True").replace("false", "False").strip()
-    return steps_of(ast.literal_eval(text if text.startswith("[[") else f"[{text}]"))
-
-
 def work(given: argparse.Namespace) -> int:
     """Be a rank."""
     from mpi4py import MPI
@@ -272,27 +237,24 @@ def work(given: argparse.Namespace) -> int:
     missing = [name for name in ("npy", "h5", "zarr") if name not in FORMATS]
     if missing:
         say(f"left out, since their libraries are missing: {', '.join(missing)}")
-    only = [x for x in given.only.split(",") if x] or list(CALLS)
-    only = [name for name in only if name not in given.without.split(",")]
     with device(comm, given.engine) as where:
-        program = Sequences(
-            comm, where, length=given.length, only=only if given.only or given.without else ()
-        )
+        program = Sequences(comm, where, length=given.length, only=[x for x in given.only.split(",") if x])
         try:
             if given.replay is None:
                 how = {"seconds": 60 * given.minutes, "count": given.sequences, "seed": given.seed}
                 return run(program, **how, say=say)
-            steps = read(given.replay)
-            outcome = program.replay(steps)
-            for fault in outcome.faults:
-                say(f"step {outcome.at}: {fault}")
-            say(f"{len(steps)} steps, {outcome.kind or 'all well'}")
-            return int(bool(outcome.faults))
+            try:
+                replay(program.new(), given.replay.read_text())
+            except WrongError as error:
+                say(f"FAILED: {error}")
+                return 1
+            say("all well")
+            return 0
         finally:
             program.watch.close()
 
 
-def start(nranks: int, arguments: Sequence[str]) -> NoReturn:
+def start(nranks: int, arguments: list[str]) -> NoReturn:
     """Become a launcher of so many ranks with these arguments."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.setdefault("OMP_NUM_THREADS", "1")
@@ -310,8 +272,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--length", type=int, default=60, help="steps of a sequence")
     parser.add_argument("--only", default="", help="names of the steps that are drawn, with commas")
-    parser.add_argument("--without", default="", help="names of steps that are not drawn, with commas")
-    parser.add_argument("--replay", type=Path, help="run the sequence in this file")
+    parser.add_argument("--replay", type=Path, help="run the program in this file, as it was printed")
     given = parser.parse_args()
     if given.n:
         start(given.n, [*sys.argv[1:], "-n", "0"])

@@ -5,16 +5,13 @@ A sequence that ``python -m tests.chaos.sequences`` prints becomes a test as one
 """
 
 import contextlib
-import json
 import os
-import random
 import time
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import pblasmp as pb
 from pblasmp import launch
@@ -22,14 +19,14 @@ from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.launch import Job as Ranks
 from pblasmp.runtime import matrix_calls
 from tests.chaos import sequences
-from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
+from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, run
 from tests.helpers import inside
 from tests.helpers.gpu.jobs import Job
 from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, on_ranks, run_mpi, starts_ranks
 from tests.helpers.recorder import build
-from tests.helpers.sequences import CALLS, Gpu, Step, replay, search, steps_of
-from tests.helpers.sequences.steps import Draw
+from tests.helpers.sequences import Gpu, Host, State, replay, search, step
+from tests.helpers.sequences.state import matrices, seeds
 from tests.helpers.slow import draws, only_long
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -47,9 +44,9 @@ def program(comm, engine, **how):
 
 
 def some(comm, engine, count, length):
-    """Make some sequences; return what is wrong, which the program makes small, and how many ended."""
+    """Make some sequences; return what is wrong, and how many ended."""
     with program(comm, engine, length=length) as found:
-        return found.search(count + 1, comm.size, shrink=False), found.counts["end"]
+        return found.search(count + 1, comm.size), found.counts["end"]
 
 
 @starts_ranks
@@ -66,43 +63,42 @@ def test_sequences(engine, nranks):
     assert ended == count + 1
 
 
-def layout(m, n, block=(64, 64)):
-    """A layout on one rank."""
-    return {"shape": [m, n], "block": block, "grid": [1, 1, "row"], "source": [0, 0], "dtype": "float64",
-            "order": "C", "pad": 0}  # fmt: skip
-
-
 ONCE_WRONG = {
-    "a small copy to the host, then a large one": (1, "simulated", [
-        ["from_function", {"to": 0, "layout": layout(24, 24), "a": 1, "b": 2}],
-        ["random_numbers", {"layout": layout(200, 200), "seed": 3, "root": 0}],
-    ]),
-    "a matrix plus an array of one element, which is legal": (1, "host", [
-        ["create", {"to": 0, "layout": layout(1, 1), "how": "zeros", "value": 1}],
-        ["mistake", {"of": 0, "what": "ndarray", "rank": 0}],
-    ]),
+    "a small copy to the host, then a large one": (1, "simulated", """
+state = Sequence()
+matrices_0 = state.begin(layouts=[MatrixDescriptor((24, 24), (64, 64), Grid(1, 1))], panels=0)
+state.random_numbers(layout=MatrixDescriptor((200, 200), (64, 64), Grid(1, 1)), root=0, seed=3)
+state.teardown()
+"""),
+    "a matrix plus an array of one element, which is legal": (1, "host", """
+state = Sequence()
+matrices_0 = state.begin(layouts=[MatrixDescriptor((1, 1), (1, 1), Grid(1, 1))], panels=0)
+state.mistake(of=1, rank=0, what='ndarray')
+state.teardown()
+"""),
 }  # fmt: skip
-"""By name, sequences that have failed: the numbers of ranks, the engine, and the steps."""
+"""By name, programs that have failed: the numbers of ranks, the engine, and what was printed."""
 
 
-def one(comm, engine, steps, spoil=False):
+def one(comm, engine, text, spoil=False):
     with pytest.MonkeyPatch.context() as patch, program(comm, engine) as found:
         if spoil:
             one_buffer_twice(patch)
-        return found.replay(steps_of(steps)).kind
+        replay(found.new(), text)
 
 
 @starts_ranks
 @pytest.mark.parametrize("name", ONCE_WRONG)
 def test_what_was_wrong_once(name):
-    nranks, engine, steps = ONCE_WRONG[name]
-    assert run_mpi(one, nranks, engine=engine, steps=steps) == [""] * nranks
+    nranks, engine, text = ONCE_WRONG[name]
+    run_mpi(one, nranks, engine=engine, text=text)
 
 
 @starts_ranks
 def test_what_was_wrong_once_is_found():
-    nranks, engine, steps = ONCE_WRONG["a small copy to the host, then a large one"]
-    assert run_mpi(one, nranks, engine=engine, steps=steps, spoil=True) == ["wrong"]
+    nranks, engine, text = ONCE_WRONG["a small copy to the host, then a large one"]
+    with pytest.raises(Exception, match=r"WrongError: rank 0: .* wrong, first at local"):
+        run_mpi(one, nranks, engine=engine, text=text, spoil=True)
 
 
 # -- what it finds
@@ -175,15 +171,44 @@ def found_in(comm, what):
 @starts_ranks
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_fault_between_calls_is_found(what):
-    assert run_mpi(found_in, SPOILED[what][1], what=what)[0].startswith("step ")
+    found = run_mpi(found_in, SPOILED[what][1], what=what)
+    assert found[0].startswith("rank ")
+    assert set(found) == {found[0]}
+
+
+class Sums(State):
+    """Numbers instead of matrices, without a context. Sums that are large fail on one rank."""
+
+    begin = None
+
+    @step(matrices, value=seeds)
+    def number(self, value):
+        """Any."""
+        return value
+
+    @step(of=matrices)
+    def other(self, of):
+        """Nothing that matters."""
+
+    @step(matrices, one=matrices, two=matrices)
+    def sum(self, one, two):
+        """Of two."""
+        if self.comm.rank == 1 and one + two > 1500:
+            raise RuntimeError("on one rank")
+        return one + two
 
 
 @on_ranks(2)
-def test_what_is_wrong_is_made_small(comm):
-    """On rank 0; the others follow."""
-    numbers = st.lists(st.integers(0, 99))
-    found = search(comm, numbers, 100, 0, lambda found: f"{found}" if sum(found) > 150 else "")
-    assert found == "[52, 99]"
+def test_a_fault_of_one_rank_shrinks_on_all(comm):
+    """All have the smallest program, and none waits for another."""
+    found = search(comm, lambda: Sums(comm, Host()), 100, steps=10)
+    program = """state = Sums()
+matrices_0 = state.number(value=751)
+state.sum(one=matrices_0, two=matrices_0)
+state.teardown()"""
+    assert found.startswith("rank 1: ")
+    assert "RuntimeError: on one rank" in found
+    assert found.endswith(program)
 
 
 # -- the program
@@ -198,7 +223,6 @@ def test_the_command_starts_its_ranks(tmp_path):
         "--sequences=2",
         "--seed=3",
         "--length=10",
-        "--without=many,context",
     ]
     command = [*launch.interpreter(), "-m", "tests.chaos.sequences", *options]
     with Ranks(command, 1, tmp_path / "output", environ=ENVIRON) as job:
@@ -207,20 +231,6 @@ def test_the_command_starts_its_ranks(tmp_path):
     assert status == 0, output
     assert "seeds 3 to 3 on 2 ranks" in output
     assert "none failed" in output
-
-
-def any_step(rng, name, ranks=4):
-    draw = Draw(rng, ranks, 1 << 20)
-    return Step(name, {key: how(draw) for key, how in CALLS[name].draws.items()})
-
-
-def test_every_step_is_plain(tmp_path):
-    rng = random.Random(1)
-    steps = [any_step(rng, name) for name in CALLS for _ in range(20)]
-    (tmp_path / "steps").write_text("".join(f"  {step},\n" for step in steps))
-    assert read(tmp_path / "steps") == steps
-    (tmp_path / "steps").write_text(json.dumps([[step.name, step.given] for step in steps]))
-    assert read(tmp_path / "steps") == steps
 
 
 def played(*, fails=(), more=0, seconds=0.0):
@@ -323,29 +333,3 @@ def test_a_rank_takes_the_gpu_of_its_number(tmp_path):
     with machine(build(tmp_path), devices=["0000:01:00.0", "0000:02:00.0"]) as lib:
         Played(3)
         assert lib.gpu.current == 1
-
-
-@on_ranks(2)
-def test_steps_are_legal_whatever_came_before(comm):
-    """Every prefix left out of a sequence: what steps act on may be missing."""
-    rng = random.Random(2)
-    steps = [any_step(rng, name, comm.size) for name in rng.choices([*CALLS], k=40)]
-    with program(comm, "host") as found:
-        for first in range(0, len(steps), 7):
-            assert not found.replay(steps[first:]).faults
-
-
-@on_ranks(2)
-def test_a_fault_of_one_rank_is_a_fault(comm, directory):
-    """A step that fails on one rank is a fault of the sequence on every rank."""
-
-    def wrong(session):
-        if session.ctx.rank == 1:
-            raise RuntimeError("on one rank")
-
-    with pytest.MonkeyPatch.context() as patch, sequences.device(comm, "host") as device:
-        patch.setitem(CALLS, "wrong", SimpleNamespace(function=wrong))
-        patch.setitem(CALLS, "fine", SimpleNamespace(function=lambda session: session.ctx.zeros((4, 4))))
-        outcome = replay(comm, device, directory, [Step(name, {}) for name in ("fine", "wrong", "fine")])
-        assert (outcome.at, outcome.kind) == (1, "RuntimeError")
-        assert [fault.splitlines()[-1] for fault in outcome.faults] == ["RuntimeError: on one rank"]

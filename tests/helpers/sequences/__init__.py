@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random sequences of public calls on one context, each result against NumPy: what state between calls can spoil.
 
-A step is a call's name and plain data, and is legal whatever came before, so that steps can be left out until only
-those remain that a failure needs. Rank 0 draws sequences by Hypothesis; all ranks make them.
+``Sequence`` is a state machine of Hypothesis's (``hypothesis.stateful``): its rules are public calls, its bundles the
+matrices, plans, files and grids that they have made. A sequence that fails is shrunk and printed as a program.
 """
 
 from .devices import Away, Gpu, Host, Simulated
-from .runs import Outcome, replay, search
-from .steps import CALLS, Step, sequences, steps_of
+from .matrices import Matrices
+from .mistakes import Mistakes
+from .plans import Plans
+from .runs import replay, search
+from .state import STEPS, State, WrongError, step
 
 __all__ = [
-    "CALLS",
+    "STEPS",
     "Away",
     "Gpu",
     "Host",
-    "Outcome",
+    "Sequence",
     "Simulated",
-    "Step",
+    "State",
+    "WrongError",
     "replay",
     "search",
-    "sequences",
-    "steps_of",
+    "step",
 ]
+
+
+class Sequence(Matrices, Plans, Mistakes):
+    """All steps there are."""

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from hypothesis.strategies import sampled_from
 
 import pblasmp as pb
 
-from .session import Held, Session, SkipStep, WrongError
-from .steps import SLOTS, Draw, call
+from .state import Held, SkipStep, State, WrongError, expect, matrices, ranks, step
 
-Mistake = Callable[[Session, Held], Any]
+Mistake = Callable[[State, Held], Any]
 ERRORS = (pb.PblasmpError, OSError, ValueError, TypeError, MemoryError)
 
 
-def _complex_into_real(s: Session, x: Held) -> None:
+def _complex_into_real(s: State, x: Held) -> None:
     if x.whole.dtype.kind == "c" or not x.arithmetic:
         raise SkipStep
     x.matrix *= 1j  # type: ignore[misc]
@@ -54,7 +54,7 @@ def _fails(i: Any, j: Any) -> Any:
     raise ValueError("a mistake in the user's function")
 
 
-ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
+ON_ONE: dict[str, Callable[[State, Held, bool], Any]] = {
     "no descriptor": lambda s, x, wrong: s.ctx.zeros(None if wrong else x.matrix.descriptor),  # type: ignore[arg-type]
     "another descriptor": lambda s, x, wrong: s.ctx.zeros((8, 8), block=3 + wrong, grid=(1, 1)),
     "another root": lambda s, x, wrong: x.matrix.gather(int(wrong)),
@@ -79,24 +79,25 @@ ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
 """By name, a call that is wrong on one rank."""
 
 
-@call(4, of=Draw.slot, what=Draw.of(*EVERYWHERE, *ON_ONE), rank=Draw.upto(SLOTS))
-def mistake(s: Session, of: int, what: str, rank: int) -> None:
-    """A call that every rank refuses."""
-    x = s.pick(of, lambda held: held.arithmetic and held.whole.size > 0)
-    if what in ON_ONE and s.ctx.size == 1:
-        raise SkipStep
-    try:
-        if what in EVERYWHERE:
-            EVERYWHERE[what](s, x)
+class Mistakes(State):
+    """Every rank raises the same error, and everything is as it was."""
+
+    @step(of=matrices, what=sampled_from([*EVERYWHERE, *ON_ONE]), rank=ranks)
+    def mistake(self, of, what, rank):
+        """A call that every rank refuses."""
+        x = self.pick(of, lambda held: held.arithmetic and held.whole.size > 0)
+        if what in ON_ONE and self.ctx.size == 1:
+            raise SkipStep
+        try:
+            if what in EVERYWHERE:
+                EVERYWHERE[what](self, x)
+            else:
+                ON_ONE[what](self, x, rank % x.matrix.descriptor.grid.size == self.ctx.rank)
+        except ERRORS as error:
+            raised = type(error).__name__
         else:
-            ON_ONE[what](s, x, rank % x.matrix.descriptor.grid.size == s.ctx.rank)
-    except ERRORS as error:
-        raised = type(error).__name__
-    else:
-        raise WrongError(f"no error: {what}")
-    kinds = s.comm.allgather(raised)
-    if len(set(kinds)) > 1:
-        raise WrongError(f"the ranks raise different errors: {kinds}")
-    if "unwritten.npy" in {path.name for path in s.directory.iterdir()}:
-        raise WrongError("a file was written")
-    s.check(x)
+            raise WrongError(f"no error: {what}")
+        kinds = self.comm.allgather(raised)
+        expect(f"the ranks raise different errors: {kinds}" if len(set(kinds)) > 1 else "")
+        expect("a file was written" if (self.directory / "unwritten.npy").exists() else "")
+        self.check(x)
