@@ -93,7 +93,7 @@ class Sequences:
         comm: the ranks, of mpi4py.
         device: where they run.
         length: how many steps a sequence has.
-        only: names of steps that are drawn; by default all.
+        only: names of steps that are drawn; by default all. And "wait": shrinking turns others into what draws nothing.
 
     Attributes:
         counts: how often each step was made; "-" before those that had nothing to do.
@@ -108,7 +108,7 @@ class Sequences:
         others = {
             name: None
             for name, function in inspect.getmembers(Sequence, inspect.isfunction)
-            if only and function.__name__ in STEPS and function.__name__ not in only
+            if only and function.__name__ in STEPS and function.__name__ not in (*only, "wait")
         }
         self._kind = type("Sequence", (Sequence,), others)
 
