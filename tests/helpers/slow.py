@@ -91,7 +91,7 @@ def with_new_values(items: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 _FUNCTIONS = draws, in_turn, only_long
-_known: dict[str, bool] = {__name__: False}
+_known: dict[str, bool] = {__name__: False, "tests.helpers.pairs": True}
 
 
 def has_long_form(module: ModuleType) -> bool:

@@ -360,7 +360,7 @@ def test_special_values(comm, directory):
     rng = np.random.default_rng(7)
     types = (*TYPES, *FLOAT8)
     with pb.Context(comm, engine="host") as ctx:
-        bits_of = in_turn(("any bits",), types, FORMATS, keep=4)
+        bits_of = (("any bits", *each) for each in in_turn(types, FORMATS, keep=4))
         for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
             a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
             if what == "any bits":

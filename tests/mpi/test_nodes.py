@@ -20,7 +20,8 @@ from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, un
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
-from tests.helpers.slow import in_turn, only_long
+from tests.helpers.pairs import pairs
+from tests.helpers.slow import only_long
 from tests.helpers.tensor_cases import FORMS, Case
 
 pytestmark = starts_ranks
@@ -152,7 +153,7 @@ def one_column(comm):
     whole, x = rng.standard_normal((n, n)) / n + np.eye(n), rng.standard_normal((n, 1))
     with pb.Context(comm, engine="host") as ctx, changed_limits(handoff=1, tiny=0):
         post = inside.of_the_core(ctx)
-        for grid, (uplo, op, diag) in itertools.product(grids(comm.size), in_turn("LU", "NT", "UN", keep=2)):
+        for grid, (uplo, op, diag) in itertools.product(grids(comm.size), pairs("LU", "NT", "UN")):
             a = ctx.scatter(whole, pb.MatrixDescriptor((n, n), (block, block), grid, order="CF"[uplo == "L"]))
             b = ctx.scatter(x, pb.MatrixDescriptor((n, 1), (block, 1), grid))
             triangle = np.tril(whole) if uplo == "L" else np.triu(whole)

@@ -14,6 +14,7 @@ import pblasmp as pb
 from tests.helpers import inside
 from tests.helpers.cases import TYPES, agreed_error, first, numbers, pick, refuses, unlike
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, shard, sizes
 
@@ -30,11 +31,9 @@ def test_every_type_and_size(comm):
     """By one after the other of the algorithms that take it."""
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        every = in_turn(FORMS, TYPES, (False, True), list(sizes(comm)), keep=7, first=comm.size)
+        every = pairs(FORMS, TYPES, (False, True), list(sizes(comm)))
         several_pieces = (600, 300, 64), (3, 600 * comm.size + 1, 2)
-        large = in_turn(
-            FORMS, ("float32", "bfloat16"), (False, True), several_pieces, keep=2, first=comm.size
-        )
+        large = pairs(FORMS, ("float32", "bfloat16"), (False, True), several_pieces)
         for turn, (form, dtype, transposed, (t, n, k)) in enumerate((*every, *large)):
             split = other_split if form == "matmul_allgather" and turn % 2 else shard
             draw = small if k == 64 else numbers

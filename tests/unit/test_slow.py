@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.helpers import factor_cases, layouts
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import (
     choose_form,
     draws,
@@ -42,11 +43,20 @@ def test_every_combination_of_the_others_comes_with_one_value():
         assert pairs == set(itertools.product(FACTORS[i], FACTORS[j]))
 
 
+def test_pairs():
+    found = list(pairs(*FACTORS, "xy"))
+    assert found == list(pairs(*FACTORS, "xy"))  # in every run
+    assert len(found) < 72 // 4
+    for (i, one), (j, other) in itertools.combinations(enumerate((*FACTORS, "xy")), 2):
+        assert {(each[i], each[j]) for each in found} == set(itertools.product(one, other))
+
+
 def test_forms():
     assert draws(2, long=9) == 2
     assert [2, *only_long(3, 4)] == [2]
     choose_form(slow=True)
     assert list(in_turn(*FACTORS, keep=3)) == list(itertools.product(*FACTORS))
+    assert list(map(tuple, pairs(*FACTORS))) == list(itertools.product(*FACTORS))
     assert draws(2, long=9) == 9
     assert [2, *only_long(3, 4)] == [2, 3, 4]
 
@@ -103,6 +113,7 @@ def test_which_modules_have_a_long_form():
     assert has_long_form(module_with(number=3, draws=draws))
     assert has_long_form(module_with(cases=factor_cases.CASES, helper=factor_cases))
     assert has_long_form(module_with(one=factor_cases.least_squares_at_the_ends))  # a helper's function
+    assert has_long_form(module_with(pairs=pairs))
     assert not has_long_form(module_with(number=3, layouts=layouts))
 
 

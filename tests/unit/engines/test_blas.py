@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.host import blas
 from pblasmp.errors import ArgumentError, LibraryNotFoundError
-from tests.helpers.slow import in_turn
+from tests.helpers.pairs import pairs
 
 ORIENTATIONS = {  # views of rows × cols in larger memory, one dimension contiguous
     "C": lambda rows, cols, kind: np.full((rows + 2, cols), 99, kind)[1:-1],
@@ -49,9 +49,7 @@ def test_gemm(kind, size):
     alphas, betas = [1, -2], [0, 1, 3]
     if kind.startswith("complex"):
         alphas, betas = [1, 2 - 1j], [0, 1, 1j]
-    for orients in in_turn(
-        ORIENTATIONS, ORIENTATIONS, ORIENTATIONS, keep=5, first=sum(size) + KINDS.index(kind)
-    ):
+    for orients in pairs(ORIENTATIONS, ORIENTATIONS, ORIENTATIONS):
         alpha, beta = alphas[rng.integers(2)], betas[rng.integers(3)]
         a, b, d = (
             filled(orient, shape, kind, rng)

@@ -14,6 +14,7 @@ from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import Witness, context
 from tests.helpers.mpi import on_ranks
+from tests.helpers.pairs import pairs
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn, only_long
 
@@ -32,16 +33,10 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
 
 @on_ranks(1, *only_long(2), 4, timeout=240)
 def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
-    """Types take turns on 1, 2 and 4 ranks."""
     rng = np.random.default_rng(81)
     with context(path, Following, comm=comm) as (ctx, _):
-        for scheme, kind, order, dtype in in_turn(
-            ("gemm", *MAKERS),
-            KINDS,
-            "CF",
-            ("float64", "float32", "bfloat16"),
-            keep=7 if ctx.size < 4 else 15,
-            first=ctx.size,
+        for scheme, kind, order, dtype in pairs(
+            ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16")
         ):
             ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
             p = problem(scheme, ctx.size, order, dtype, ops)

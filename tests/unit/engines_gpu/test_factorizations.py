@@ -42,6 +42,7 @@ from tests.helpers.factor_cases import (
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import on_ranks, run_mpi
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import in_turn
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 
@@ -184,14 +185,14 @@ def test_where_they_are(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(17)
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
-            pairs = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
+            taken = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
             layout = in_blocks(block)
             with (
                 mock.patch.object(factor_cases, "layout", layout),
                 mock.patch.object(panel_shape, "ROUNDS", 0),
                 panels_of(ctx, width),
             ):
-                for ((case, dtype),) in in_turn(pairs, keep=2, first=turn):
+                for ((case, dtype),) in in_turn(taken, keep=2, first=turn):
                     yield case(ctx, rng, dtype)
                 n = min(27, 5 * block + 1)
                 moves = moved(ctx, layout(None, (n, n), ctx.size))
@@ -337,7 +338,7 @@ def solves_with_small_pivots(
     """Few right-hand sides, by inverses of ill-conditioned triangles: as accurate as by substitution."""
     n, width = d.shape[0], d.block[1]
     panels = np.kron(np.eye(n // width), np.ones((width, width)))
-    for dtype, op, columns in in_turn(("float64", "complex64"), "NTC", (1, 2), keep=3, first=turn):
+    for dtype, op, columns in pairs(("float64", "complex64"), "NTC", (1, 2)):
         factors = np.array(factor_cases.random(rng, (n, n), dtype) / 4 * panels, dtype)
         np.fill_diagonal(factors, 0.05)
         lower, upper = (factor_cases.exact(each) for each in (np.tril(factors, -1), np.triu(factors)))

@@ -26,7 +26,8 @@ from tests.helpers.failing_calls import calls_that_failed
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi
-from tests.helpers.slow import draws, in_turn, only_long
+from tests.helpers.pairs import pairs
+from tests.helpers.slow import draws, only_long
 
 SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
 OF_CUBLASMP = [name for name in ROUTINES if f"cublasMp{name.capitalize()}" in FUNCTIONS]
@@ -46,7 +47,7 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
         lib.version = version
         with pb.Context(comm, engine="cublasmp") as ctx:
             modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")
-            for routine, mode, algo in in_turn(routines, modes, algorithms, keep=3, first=version // 100):
+            for routine, mode, algo in pairs(routines, modes, algorithms):
                 for seed in range(count):
                     wrong = one_call(ctx, routine, algo, seed, layouts=mode)
                     yield f"{routine} {mode} {seed} {algo}", wrong or None

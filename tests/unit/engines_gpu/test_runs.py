@@ -16,8 +16,8 @@ from pblasmp.engines.gpu.runtime.arena import current
 from pblasmp.pblas import gridexit, gridinit, pdlaset
 from tests.helpers.machine import context
 from tests.helpers.mpi import on_ranks
+from tests.helpers.pairs import pairs
 from tests.helpers.schemes import AG, RS
-from tests.helpers.slow import in_turn
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
@@ -94,9 +94,7 @@ def copies_of(p: pb.MatmulProblem, beta: complex) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_copies_are_those_of_the_report(ctx, lib, dtype):
-    for op_a, op_b, *orders in in_turn(
-        "NTC", "NTC", "CF", "CF", "CF", "-CF", keep=3, first=dtype == "complex64"
-    ):
+    for op_a, op_b, *orders in pairs("NTC", "NTC", "CF", "CF", "CF", "-CF"):
         p = pb.MatmulProblem.gemm(
             4, 5, 6, pb.Grid(1, 1), 2, op_a=op_a, op_b=op_b, order="".join(orders[:3]), dtype=dtype
         )

@@ -17,6 +17,7 @@ from tests.helpers.float8 import E4
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import context, machine
 from tests.helpers.mpi import on_ranks
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
 from tests.helpers.tensor_cases import Case as WideCase
@@ -31,7 +32,7 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     p = comm.size
     with context(path, Scaling, comm=comm) as (ctx, lib):
         epilogues_of = (None, False), ("relu", True)
-        for form, types, (activation, arrays) in in_turn(FORMS, TYPES, epilogues_of, keep=4, first=p):
+        for form, types, (activation, arrays) in pairs(FORMS, TYPES, epilogues_of):
             pieces = form == "matmul_allgather"
             eight = types not in WIDE
             pushed = eight and form == "matmul_allreduce"  # the library played here stores a sum as it is

@@ -16,7 +16,8 @@ from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import context
 from tests.helpers.mpi import on_ranks
-from tests.helpers.slow import in_turn, only_long
+from tests.helpers.pairs import pairs
+from tests.helpers.slow import only_long
 from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
 
 
@@ -25,31 +26,28 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
     GpuOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
     with context(path, Following, comm=comm) as (ctx, _):
-        for form, dtype in in_turn(FORMS, TYPES, keep=2, first=comm.size // 2):
-            for (t, n, k), transposed in in_turn(
-                list(sizes(comm)), (False, True), keep=3, first=comm.size // 2
-            ):
-                split = pick(rng, (None, None, other_split))
-                how = {} if split is None else {"split": split}
-                case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))
-                alpha, beta = pick(rng, (1, 2, 0)), pick(rng, (0, 1, 2))
-                options: dict[str, Any] = {"alpha": alpha, "beta": beta}
-                if beta:
-                    options["c"] = case.local_c.copy()
-                    if rng.integers(2):
-                        options["out"] = options["c"]
-                wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
-                yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
+        for form, dtype, (t, n, k), transposed in pairs(FORMS, TYPES, sizes(comm), (False, True)):
+            split = pick(rng, (None, None, other_split))
+            how = {} if split is None else {"split": split}
+            case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))
+            alpha, beta = pick(rng, (1, 2, 0)), pick(rng, (0, 1, 2))
+            options: dict[str, Any] = {"alpha": alpha, "beta": beta}
+            if beta:
+                options["c"] = case.local_c.copy()
+                if rng.integers(2):
+                    options["out"] = options["c"]
+            wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
+            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
+        for form, dtype in itertools.product(FORMS, ("float32", "float16")):
             case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
-            if dtype in ("float32", "float16"):
-                for turn in (0, 1):  # the same plan, another bias
-                    case.local_bias = case.local_bias + case.dtype.type(turn)
-                    case.bias = case.bias + case.dtype.type(turn)
-                    for activation in (None, "relu"):
-                        y = case(ctx, bias=case.local_bias, activation=activation)
-                        expected = case.expected(bias=True)
-                        expected = np.maximum(expected, 0) if activation else expected
-                        yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
+            for turn in (0, 1):  # the same plan, another bias
+                case.local_bias = case.local_bias + case.dtype.type(turn)
+                case.bias = case.bias + case.dtype.type(turn)
+                for activation in (None, "relu"):
+                    y = case(ctx, bias=case.local_bias, activation=activation)
+                    expected = case.expected(bias=True)
+                    expected = np.maximum(expected, 0) if activation else expected
+                    yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
         for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
             case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
             yield f"{form} gelu {t}", gelu(ctx, case)

@@ -18,6 +18,7 @@ from pblasmp.layout import Grid
 from tests.helpers.gpu.multiply import multiply
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import in_turn
 
 VERSIONS = [500, 700, 800, 900, 1000]
@@ -111,15 +112,13 @@ def test_symmetric_arrays_in_nvshmem(alone, stand_in):
 def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
     """Products that have a fault: each is right, and what the library is asked for has none."""
     sources = [((0, 0), (0, 0), (0, 0)), ((0, 1), (1, 0), (1, 1)), ((1, 1), (0, 0), (0, 1))]
-    for turn, (version, path) in enumerate(paths.items()):
+    for version, path in paths.items():
         with context(path, Multiplying, comm=comm) as (ctx, lib):
-            combinations = in_turn(
+            combinations = pairs(
                 (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
                 ((2, 2, 2), (2, 3, 4)),
                 ("NN", "NT", "NC", "TN", "TT", "CT"),
                 ("CCC", "FFF", "CFF", "CFC"),
-                keep=8,
-                first=4 * turn,
             )
             for number, (grid, block, ops, order) in enumerate(combinations):
                 of_grid = distinct(sources, grid)

@@ -13,7 +13,7 @@ import pytest
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from tests.helpers.oracle import empty, read, views, write
-from tests.helpers.slow import in_turn
+from tests.helpers.pairs import pairs
 
 PRODUCTS = list(itertools.product("NTC", repeat=2))
 ORDERS = ["".join(letters) for letters in itertools.product("CF", "CF", "CF", "-CF")]  # of A, B, D, C
@@ -79,7 +79,7 @@ def multiply(p, a, b, c):
     return read(memory["d"], p.d)
 
 
-MIXES = [*in_turn(LAYOUTS, PRODUCTS, ["float64", "complex128"], keep=3)]
+MIXES = [*pairs(LAYOUTS, PRODUCTS, ["float64", "complex128"])]
 
 
 @pytest.mark.parametrize(("layout", "ops", "dtype"), MIXES)
