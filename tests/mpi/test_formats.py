@@ -114,6 +114,7 @@ def test_errors(comm, directory):
         zarr.open_group(here / "g.zarr", mode="w").create_array("x", data=np.ones((3, 3)))
         zarr.create_array(here / "cube.zarr", data=np.ones((3, 3, 3)))
         (here / "text.h5").write_text("not HDF5")
+        (here / "damaged.h5").write_bytes((here / "a.h5").read_bytes().replace(b"TREE", b"TRUE"))
         (here / "plain.zarr").mkdir()
         (here / "plain.zarr" / "mine").write_text("a user's file")
     comm.Barrier()
@@ -132,6 +133,7 @@ def test_errors(comm, directory):
             ("a.h5", "texts", ["S1"]),
             ("a.h5", 7, ["expected a name"]),
             ("text.h5", "x", ["not a readable HDF5 file"]),
+            ("damaged.h5", "x", ["damaged.h5: a damaged HDF5 file", "B-tree"]),
             ("g.zarr", None, ["not a readable Zarr array", "dataset="]),
             ("g.zarr", "y", ["not a readable Zarr array"]),
             ("cube.zarr", None, ["got 3"]),

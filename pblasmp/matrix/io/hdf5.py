@@ -70,9 +70,11 @@ class Hdf5Dataset:
                 raise ArgumentError(f"{path}: dataset {self._data.name!r}: not readable: {error}") from None
             chunks = self._data.chunks
             self.tile = check_chunks(path, self.shape, chunks, self.dtype) if chunks else (1, 1)
-        except BaseException:
+        except BaseException as error:
             self._file.close()
-            raise
+            if not isinstance(error, (KeyError, OSError, RuntimeError)):
+                raise
+            raise ArgumentError(f"{path}: a damaged HDF5 file: {error}") from None
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a part. Local."""
