@@ -10,7 +10,10 @@ import sys
 def _leave_the_current_directory() -> None:
     """Stop importing from the current directory, as the script ``pblasmp`` does, unless pblasmp itself is there."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib comes later)
-    here = os.getcwd()  # noqa: PTH109
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # it has been removed, which those commands say that need it
+        here = ""
     if not getattr(sys.flags, "safe_path", False) and sys.path[0] in ("", here) and here != package:
         del sys.path[0]
 

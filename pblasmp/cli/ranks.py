@@ -18,10 +18,11 @@ from typing import Any
 
 import click
 
-from ..errors import PblasmpError
+from ..errors import ArgumentError, PblasmpError
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
 from ..matrix.io.temporary import remove_abandoned
+from ..resources import memory_bytes
 from ..trust import private_folder
 from .options import DEFAULT_RANKS
 from .reports import Channel, Display, Reporter
@@ -33,6 +34,7 @@ _RANK = (  # imports leave no garbage; work_here() enables the collector
     "sys.exit(work_here(Path(sys.argv[1])))"
 )
 _START_SECONDS = 60  # that a launcher may take until a rank runs
+_RANK_BYTES = 32 << 20  # of memory that a rank takes at least
 
 Result = dict[str, Any]
 Work = Callable[[Any, Reporter], Result]
@@ -71,7 +73,8 @@ def on_ranks(
     Raises:
         FailureError: a new rank failed.
         LibraryNotFoundError: there is no launcher.
-        ArgumentError: the folder of temporary files is not trusted: the orders of new ranks lie there.
+        ArgumentError: the folder of temporary files is not trusted: the orders of new ranks lie there; or this machine
+            has no memory for so many ranks.
         click.UsageError: the launcher started a different number of ranks from what was requested.
     """
     around = surroundings()
@@ -91,6 +94,11 @@ def on_ranks(
 
 
 def _on_new_ranks(work: Work, options: Any, nranks: int, hear: Callable[[Any], None] | None = None) -> Result:
+    if nranks > (most := memory_bytes() // _RANK_BYTES):
+        raise ArgumentError(
+            f"{nranks} ranks, but this machine has memory for {most}: a launcher of several machines starts more, "
+            f"as in mpirun -n {nranks} pblasmp ..."
+        )
     result: Result | None = None
     with (
         private_folder("pblasmp-") as directory,

@@ -31,6 +31,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 _FAILURES = ClosedError, FactorizationError, StatusError
 _PATH_ERRORS = FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
+_NO_THREAD = "can't start new thread"  # Python's words
 _PATH_FAULTS = errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
 
 
@@ -45,7 +46,8 @@ def is_bad_input(error: BaseException) -> bool:
 
 def _is_expected(error: BaseException) -> bool:
     """Return whether the text of ``error`` is for the user, and not a sign of a fault in pblasmp. Local."""
-    return isinstance(error, (PblasmpError, OSError, MemoryError, click.ClickException))
+    known = isinstance(error, (PblasmpError, OSError, MemoryError, click.ClickException))
+    return known or str(error) == _NO_THREAD
 
 
 def describe(error: BaseException) -> str:
@@ -61,6 +63,8 @@ def describe(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, FileNotFoundError) and error.strerror:  # os.getcwd's
         return "the current directory has been removed"
+    if str(error) == _NO_THREAD:
+        return f"{_NO_THREAD}: a limit of memory or of processes is too low (ulimit -v, ulimit -u)"
     return str(error) if _is_expected(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
 
 

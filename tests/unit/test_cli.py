@@ -163,6 +163,7 @@ BAD = [
     ("show routine.toml -o picture.png", "cannot save 'picture.png': expected a name that ends in .svg"),
     ("show routine.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
     ("check illegal_routine.toml", "pblasmp: illegal_routine.toml is not legal"),
+    ("matmul -n 10000000 --check", "10000000 ranks, but this machine has memory for"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
@@ -270,6 +271,7 @@ def test_interrupted_before_any_rank(pblasmp, monkeypatch):
         (pb.ClosedError("the context is closed"), 1),
         (pb.StatusError("CUBLAS_STATUS_INTERNAL_ERROR"), 1),
         (pb.FactorizationError("singular"), 1),
+        (RuntimeError("can't start new thread"), 1),
         (FileNotFoundError(errno.ENOENT, "No such file", "A.npy"), 2),
         (FileNotFoundError("there is no directory none"), 2),
         (PermissionError(errno.EACCES, "Permission denied", "A.npy"), 2),
@@ -677,6 +679,12 @@ def test_a_directory_that_is_gone(pblasmp, monkeypatch, tmp_path):
     tmp_path.rmdir()
     status, _, err = pblasmp("info")
     assert (status, err) == (2, "pblasmp: the current directory has been removed\n")
+    command, environment = (
+        [*launch.interpreter(), "-m", "pblasmp", "list"],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_terminal_without_the_characters():
