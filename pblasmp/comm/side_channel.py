@@ -19,6 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -278,18 +279,17 @@ class SideChannel:
 
     def look(self) -> None:
         """Read the notes that have arrived, and send the cause if another thread could not do so."""
-        if self._transport is None or self.closed or not self._turn.acquire(blocking=False):
-            return
-        try:
-            self._looks += 1
-            self._tell_cause()
-            self._read(self._transport)
-            self._tell_cause()
-            if self._gives_up:
-                self._gives_up = False
-                self._give_up()
-        finally:
-            self._turn.release()
+        if self._transport is not None and not self.closed:
+            _if_free(self._turn, partial(self._look, self._transport))
+
+    def _look(self, transport: NoteTransport) -> None:
+        self._looks += 1
+        self._tell_cause()
+        self._read(transport)
+        self._tell_cause()
+        if self._gives_up:
+            self._gives_up = False
+            self._give_up()
 
     def rescue(self) -> bool:
         """Look for notes in another thread while this rank's own may wait in a library; return whether it was aborted.
@@ -313,33 +313,31 @@ class SideChannel:
 
     def _read(self, transport: NoteTransport) -> None:
         """Read the notes that have arrived, unless another thread is doing so."""
-        if not self._reading.acquire(blocking=False):
-            return
-        try:
-            for note in transport.arrived():
-                if (found := read_note(note)) is None:
-                    continue
-                index, kind, rank, value = found
-                if index != self.index or rank == self.rank or rank >= self.size:
-                    continue  # of other ranks, meant for an earlier context of theirs, or sent by this rank
-                if kind == WAITS:
-                    self._waiting[rank] = value
-                elif kind == HERE:
-                    self._note_stall(rank, value)
-                elif kind == LEFT:
-                    self._left[rank] = value
-                elif kind == ALL_LEFT:
-                    self._shows = value
-                elif kind == ASKS:
-                    self._asked[rank] = value
-                elif kind == COME:
-                    self._met[rank] = value
-                elif not self.cause:
-                    self._gives_up = True
-                    self._broken_by = rank
-                    self.cause, self._conflict = value
-        finally:
-            self._reading.release()
+        _if_free(self._reading, partial(self._read_all, transport))
+
+    def _read_all(self, transport: NoteTransport) -> None:
+        for note in transport.arrived():
+            if (found := read_note(note)) is None:
+                continue
+            index, kind, rank, value = found
+            if index != self.index or rank == self.rank or rank >= self.size:
+                continue  # of other ranks, meant for an earlier context of theirs, or sent by this rank
+            if kind == WAITS:
+                self._waiting[rank] = value
+            elif kind == HERE:
+                self._note_stall(rank, value)
+            elif kind == LEFT:
+                self._left[rank] = value
+            elif kind == ALL_LEFT:
+                self._shows = value
+            elif kind == ASKS:
+                self._asked[rank] = value
+            elif kind == COME:
+                self._met[rank] = value
+            elif not self.cause:
+                self._gives_up = True
+                self._broken_by = rank
+                self.cause, self._conflict = value
 
     def break_(self, error: BaseException, call: str) -> None:
         """Tell all ranks that this one has left ``call`` with ``error``; end its transfers, or keep their memory."""
@@ -612,6 +610,21 @@ def broken_channels(members: Members) -> list[SideChannel]:
 def number_open() -> int:
     """Return how many contexts of this process have not been closed. Local."""
     return len(_open)
+
+
+def _if_free(lock: Any, work: Callable[[], None]) -> None:
+    """Do something with a lock, unless another thread has it. Local.
+
+    Handlers of signals, which may raise, run between two steps of Python. Here taking the lock and noting that is one.
+    """
+    held: list[bool] = []
+    try:
+        held.extend(map(lock.acquire, [False]))
+        if held[0]:
+            work()
+    finally:
+        if True in held:
+            lock.release()
 
 
 def text_of(error: BaseException) -> str:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notes between ranks that are threads: a broken context, turns, leaving, and contexts in different orders."""
 
+import contextlib
 import itertools
 import json
 import os
 import pickle
+import signal
 import threading
 import time
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +23,7 @@ from pblasmp.comm.choice import Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, PblasmpError, RankMismatchError
 from pblasmp.runtime import runtime
+from tests.helpers.interrupts import InterruptError
 from tests.helpers.threads import on_ranks
 
 BROKEN = "this context is broken, no collective call is possible any more: "
@@ -702,3 +706,28 @@ def test_a_rank_that_asks_sees_those_who_come_between_two_looks(monkeypatch):
     assert runtime.Runtime.is_awaited(context, "blacs_barrier", 1.0)
     looks[:] = [{1: "matmul (all of 2 ranks)"}]
     assert not runtime.Runtime.is_awaited(context, "blacs_barrier", 1.0)
+
+
+def test_an_interrupt_leaves_no_lock_held():
+    """A signal's handler may raise after each step of Python: later looks still read notes."""
+    channel = SideChannel(0, (0, 1))
+    channel.connect(SimpleNamespace(arrived=list, send=lambda *_: None, any_thread=False))
+
+    def interrupts(*_):
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, interrupts)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(InterruptError):
+                signal.setitimer(signal.ITIMER_REAL, 20e-6)
+                while True:
+                    channel.look()
+            locks = channel._turn, channel._reading
+            with ThreadPoolExecutor(1) as another:
+                assert (
+                    list(another.map(lambda lock: lock.acquire(False) and lock.release() is None, locks))
+                    == [True] * 2
+                )
+    finally:
+        signal.signal(signal.SIGALRM, before)
