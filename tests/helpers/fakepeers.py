@@ -127,6 +127,8 @@ class Peers:
         self.written = np.zeros((size, 2, ROOM), np.int16)  # by whom, and when
         self.read = np.zeros((size, clocks, ROOM), np.int16)
         self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        # by sender and receiver, what is under way
+        self.messages: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
         self.gpus = [FakePeer(self, rank, multiprocessors, capability=capability) for rank in range(size)]
 
     # -- memory
@@ -574,6 +576,26 @@ class FakePeer:
 
     def launch_of_meeting(self) -> Callable[[Any], None]:
         return lambda stream: self.meet()
+
+    def messages(
+        self, sends: Sequence[tuple[int, int, int]], receives: Sequence[tuple[int, int, int]], stream: Any
+    ) -> list[tuple[Callable[..., Any], tuple[int, int, int]]]:
+        return [*((self._send, each) for each in sends), *((self._receive, each) for each in receives)]
+
+    def _send(self, at: int, nbytes: int, rank: int) -> None:
+        of, box = View.of_bytes(at, nbytes), self.peers.messages[self.rank, rank]
+        self._queue("send", "main", lambda clock: box.append((self.peers.of(of).copy(), clock.copy())), [of])
+
+    def _receive(self, at: int, nbytes: int, rank: int) -> None:
+        to, box = View.of_bytes(at, nbytes), self.peers.messages[rank, self.rank]
+
+        def do(clock: np.ndarray) -> None:
+            values, sent = box.pop(0)
+            join(clock, sent)
+            assert values.nbytes == nbytes, "a message of another length"
+            self.peers.of(to)[...] = values
+
+        self._queue("receive", "main", do, [], [to], ready=lambda: bool(box), synchronizes=True)
 
     def launches_of_sum(
         self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,

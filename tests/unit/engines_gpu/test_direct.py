@@ -12,10 +12,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.asked import SlabSets
-from pblasmp.engines.gpu.direct import GpuDirect, computers, gpu_direct
+from pblasmp.engines.gpu.direct import GpuDirect, builder, computers, gpu_direct
 from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
+from tests.helpers import fakepeers
 from tests.helpers.calls import computed, legal_options, scalars, written
 from tests.helpers.calls import drawn as calls_drawn
 from tests.helpers.cases import agreed_error, first, pick
@@ -53,14 +54,16 @@ class Control:
 
 
 class Ranks:
-    """Direct calls of all ranks of a machine, and whole matrices beside them."""
+    """Direct calls of all ranks of a machine, or of ``hosts``, and whole matrices beside them."""
 
-    def __init__(self, size: int, *, reserves: bool = True, **how: Any) -> None:
-        self.peers = Peers(size, **how)
+    def __init__(self, size: int, *, reserves: bool = True, hosts: bool = False, **how: Any) -> None:
+        self.peers = Peers(size, domains=[(rank,) for rank in range(size)] if hosts else (), **how)
+        for gpu in self.peers.gpus if hosts else ():
+            gpu.why_no_windows = "every rank is alone on its node"
         self.direct = [GpuDirect(gpu, lambda: STREAM, lambda: None) for gpu in self.peers.gpus]
         self.controls = [Control() for _ in range(size)]
         self.values: dict[Held, np.ndarray] = {}
-        if reserves:  # the model runs one rank after the other, so that none can wait for others to reserve
+        if reserves and not hosts:  # ranks run one after the other: none can wait for others to reserve
             for gpu, each in zip(self.peers.gpus, self.direct, strict=True):
                 each.sets.fit(1)
                 assert gpu.symmetric_bytes("direct slabs") == 2 * each.sets.capacity
@@ -136,15 +139,19 @@ def placed(
 @pytest.mark.parametrize(
     "routine", [name for name, family in FAMILIES.items() if family in gpu_direct._COMPUTERS]
 )
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_any_layout(routine, size):
-    """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again."""
+@pytest.mark.parametrize(("size", "hosts"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_any_layout(monkeypatch, routine, size, hosts):
+    """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again.
+
+    Between hosts by messages.
+    """
     done = 0
+    monkeypatch.setattr(fakepeers, "ROOM", 1 << (17 if hosts else 16))
     seeds, name = draws(6, long=14), "b" if routine in ("trsm", "trmm") else "c"
     for seed in range(seeds):
         rng = np.random.default_rng([seed, size, 5])
         dtype = "complex128" if seed % 3 == 2 else "float64"
-        ranks = Ranks(size)
+        ranks = Ranks(size, hosts=hosts)
         options = pick(rng, legal_options(routine, dtype))
         (alpha, beta), sizes = scalars(rng, routine, dtype), tuple(int(x) for x in rng.integers(1, 12, 3))
         alpha, beta = alpha or 2, 0 if name == "b" else beta
@@ -191,7 +198,8 @@ def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Hel
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_sweep_in_any_order(grid, order):
+@pytest.mark.parametrize("hosts", [False, True])
+def test_a_sweep_in_any_order(grid, order, hosts):
     """Many calls in a row, in orders that streams and barriers allow: LDL^T with a diagonal of ones."""
     d = pb.MatrixDescriptor((22, 22), 3, pb.Grid(*grid), order=order)
     rng = np.random.default_rng(4)
@@ -203,7 +211,7 @@ def test_a_sweep_in_any_order(grid, order):
         update = want[k + 3 :, k : k + 3] @ want[k + 3 :, k : k + 3].T
         want[k + 3 :, k + 3 :] -= np.tril(update)
     for seed in (None, 1, *only_long(2, 3)):
-        ranks = Ranks(grid[0] * grid[1])
+        ranks = Ranks(grid[0] * grid[1], hosts=hosts)
         whole = factor(ranks, d, values)
         ranks.finish(seed)
         assert np.allclose(ranks.whole(whole, d), want)
@@ -342,8 +350,8 @@ def one_product(ranks: Ranks) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("_small")
-def test_calls_that_are_not_direct():
-    """While a graph is recorded; without memory that the ranks share; what overlaps."""
+def test_calls_that_are_not_direct(monkeypatch):
+    """While a graph is recorded; large ones by messages; what overlaps."""
     ranks = Ranks(2)
     parts = one_product(ranks)
     recording = SimpleNamespace(ptr=1, is_capturing=lambda: True)
@@ -351,9 +359,10 @@ def test_calls_that_are_not_direct():
         for each in ranks.direct:
             each._current = lambda current=current: current
         assert ranks.run(given, routine="matmul") is None
-    for each in ranks.direct:
-        each.gpu.why_no_windows = "they are too far from each other"
-    assert ranks.run(parts, routine="matmul") is None
+    far = Ranks(2, hosts=True)
+    monkeypatch.setattr(builder, "_MOST_SENT", 200)  # bytes: less than A takes
+    assert far.run(one_product(far), routine="matmul") is None
+    assert not any(control.numbers for control in far.controls)
     assert not any(control.numbers for control in ranks.controls)
 
 

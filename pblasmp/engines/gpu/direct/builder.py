@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ....layout.axis import Axis
-from ....layout.intersection import Stretches, intersect
+from ....layout.intersection import Stretches, extent, intersect, packed, unpacked
 from ...direct import Asked
 from ...direct.sub_matrix import SubMatrix, UnfitError
 from ..kernels.compiler import stand_in, stood_for
@@ -61,21 +61,32 @@ class StagedOperand:
         of, process = (self.rows, p) if self.x.by_columns else (self.cols, q)
         return max(1, of.below(of.extent, process))
 
-    def moves(self, bases: dict[int, int]) -> Iterator[Move]:
-        """Yield the copies of what this rank has; ``bases`` has the addresses of the ranks' sets of slabs."""
-        x = self.x
-        if not (x.active and self.receivers):
-            return
-        dtype = x.held.pattern.dtype
-        down, across = (
-            _by_process(*each) for each in ((x.rows, x.row, self.rows), (x.cols, x.col, self.cols))
-        )
-        of = View(x.at, 1, 1, x.ld, dtype)
-        for rank, (p, q) in self.receivers.items():
-            rows, cols = down.get(p), across.get(q)
-            if rows and cols:
-                to = View(bases[rank] + self.start, 1, 1, self.ld(p, q), dtype)
-                yield from moves(to, of, *((cols, rows) if x.by_columns else (rows, cols)))
+    @property
+    def here(self) -> View:
+        """This rank's part of the operand; of its shape nothing is said."""
+        return View(self.x.at, 1, 1, self.x.ld, self.x.held.pattern.dtype)
+
+    def slab(self, rank: int, base: int) -> View:
+        """Return the copy of a rank whose set of slabs begins at ``base``; of its shape nothing is said."""
+        return View(base + self.start, 1, 1, self.ld(*self.receivers[rank]), self.x.held.pattern.dtype)
+
+    def moves(self, me: int, bases: Mapping[int, int]) -> Iterator[Move]:
+        """Yield the copies of what rank ``me`` has to ranks; ``bases`` has the addresses of their sets of slabs."""
+        for rank, base in bases.items():
+            found = self.shared(me, rank)
+            if found is not None:
+                yield from moves(self.slab(rank, base), self.here, *found)
+
+    def shared(self, sender: int, receiver: int) -> tuple[Stretches, Stretches] | None:
+        """Return which lines, and which of their entries, a rank has of what another needs; None: nothing."""
+        x, whose = self.x, self.receivers.get(receiver)
+        row, col = x.process(sender)
+        if whose is None or row < 0:
+            return None
+        rows, cols = intersect(x.rows, row, self.rows, whose[0]), intersect(x.cols, col, self.cols, whose[1])
+        if not (rows and cols):
+            return None
+        return (cols, rows) if x.by_columns else (rows, cols)
 
     def factor(self, rank: int, whose: tuple[int, int], base: int) -> CublasMatrix:
         """Return what a rank multiplies: its slab, or its local array."""
@@ -83,12 +94,6 @@ class StagedOperand:
         if rank in self.receivers:
             return CublasMatrix(base + self.start, x.by_columns, self.ld(*whose))
         return CublasMatrix(x.at, x.by_columns, x.ld)
-
-
-def _by_process(of: Axis, process: int, to: Axis) -> dict[int, Stretches]:
-    """Return where the indices of a process go, by process."""
-    every = ((p, intersect(of, process, to, p)) for p in range(to.nprocs))
-    return {p: stretches for p, stretches in every if stretches}
 
 
 def covers(of: Axis, process: int, needed: Axis, needing: int) -> bool:
@@ -112,6 +117,8 @@ Computer: TypeAlias = "Callable[[CallBuilder], Compute]"
 _ALIGNED = 256
 SCRATCH, SLABS_OF = 15, 16
 """The numbers of memory: 1 to 4 are that of operands, the last is the first rank's set of slabs."""
+_MOST_RANKS, _MOST_SENT = 256 - SLABS_OF, 1 << 20  # between hosts, bytes of a set of slabs
+"""What is larger is gathered: that crosses between two hosts once, and takes longer than the host's work."""
 
 
 class Template:
@@ -121,15 +128,16 @@ class Template:
         queue: what is queued, with stand-ins for addresses.
         nbytes: of a set of slabs.
         scratch: bytes of scratch memory.
+        sends: messages are among it.
 
     Attributes:
-        nbytes, scratch: as above.
+        nbytes, scratch, sends: as above.
     """
 
-    __slots__ = ("_queue", "nbytes", "scratch")
+    __slots__ = ("_queue", "nbytes", "scratch", "sends")
 
-    def __init__(self, queue: list[Queue], nbytes: int, scratch: int) -> None:
-        self.nbytes, self.scratch = nbytes, scratch
+    def __init__(self, queue: list[Queue], nbytes: int, scratch: int, *, sends: bool) -> None:
+        self.nbytes, self.scratch, self.sends = nbytes, scratch, sends
         self._queue: list[tuple[Any, bool, tuple[Any, ...], list[tuple[int, int, int]]]] = [
             (function, hasattr(function, "placed"), arguments, stood_for(enumerate(arguments)))
             for function, arguments in queue
@@ -218,16 +226,48 @@ class CallBuilder:
         slabs = [slab for slab in self._slabs if slab.receivers]
         queue: list[Queue] = []
         bases: dict[int, int] = {}
-        if slabs:
-            if gpu.why_no_windows:
+        nbytes, apart = slabs[-1].end if slabs else 0, bool(slabs and gpu.why_no_windows)
+        if apart:
+            if gpu.size > _MOST_RANKS or nbytes > _MOST_SENT:
                 raise UnfitError
+            bases = {gpu.rank: stand_in(SLABS_OF + gpu.rank)}
+            queue += self._messages(stream, slabs, bases)
+            # also what is packed for others, and what comes from them: as much on every rank
+            nbytes = (2 + gpu.size) * nbytes + gpu.size * _ALIGNED
+        elif slabs:
             bases = {rank: stand_in(SLABS_OF + rank) for rank in range(gpu.size)}
-            copies = [move for slab in slabs for move in slab.moves(bases)]
+            copies = [move for slab in slabs for move in slab.moves(gpu.rank, bases)]
             queue += self.queued(stream, copies)
             queue.append((gpu.launch_of_meeting(), (stream,)))
         if self.to.active:
             queue += compute(stream, bases.get(gpu.rank, 0))
-        return Template(queue, slabs[-1].end if slabs else 0, self._scratch)
+        return Template(queue, nbytes, self._scratch, sends=apart)
+
+    def _messages(self, stream: Any, slabs: list[StagedOperand], bases: Mapping[int, int]) -> list[Queue]:
+        """Return what packs this rank's parts, sends them to those who need them, and unpacks what comes. Local."""
+        gpu, at, ((me, base),) = self.gpu, slabs[-1].end, bases.items()
+        copies, arrived = [move for slab in slabs for move in slab.moves(me, bases)], list[Move]()
+        messages: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = [], []
+        for sends, rank in itertools.product((True, False), range(gpu.size)):
+            start = at
+            for slab in slabs if rank != me else ():
+                found = slab.shared(me, rank) if sends else slab.shared(rank, me)
+                if found is None:
+                    continue
+                lines, runs = found
+                length = extent(runs)
+                box = View(base + at, 1, 1, length, self.dtype)
+                if sends:
+                    copies += moves(box, slab.here, packed(lines), packed(runs))
+                else:
+                    arrived += moves(slab.slab(me, base), box, unpacked(lines), unpacked(runs))
+                at += extent(lines) * length * self.item
+            if at > start:
+                messages[not sends].append((base + start, at - start, rank))
+                at = -(-at // _ALIGNED) * _ALIGNED
+        return [
+            *self.queued(stream, copies), *gpu.messages(*messages, stream), *self.queued(stream, arrived)
+        ]  # fmt: skip
 
     def scratch(self, nbytes: int) -> int:
         """Return the stand-in for the address of scratch memory, which is in use while the call runs."""

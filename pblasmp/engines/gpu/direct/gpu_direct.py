@@ -6,6 +6,9 @@ this rank's operands into their memory, a barrier on the stream, products, and f
 that writes the tiles on its diagonal. There are two sets of slabs. A rank that writes into one has queued that behind
 the barrier of the call before, which its peers reached after they had read this set for the last time.
 
+Between hosts the first kernel packs what others need, NCCL sends it, and a second kernel puts what has come into the
+slabs: one set is enough, since a stream has one call after the other. That is for small calls, which no graph records.
+
 What a call queues depends on how its operands are dealt out, and on addresses. The former is the same for many calls of
 a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call queues what its
 template has, at its own addresses. What a call queues that is made again is placed at them and kept, for each set of
@@ -61,11 +64,19 @@ class GpuDirect(Direct):
     ) -> None:
         self.gpu, self._current, self._follow, self._record = gpu, current, follow, record
         self._single = gpu.size == 1
-        self.sets = SlabSets(lambda nbytes: gpu.reserve(_SLABS, 2 * nbytes), _LEAST, _MOST)
+        self.sets = SlabSets(self._reserve, _LEAST, _MOST)
         self._calls: dict[Any, QueuedCall | None] = {}
         self._templates: dict[Any, Template | None] = {}
         self._graphs = 0  # that the calls have
         self._scalars: Scalars = {}
+
+    def _reserve(self, nbytes: int) -> None:
+        """Make room for two sets of slabs; one, if messages are sent of it. Collective over the context."""
+        if not self.gpu.why_no_windows:
+            self.gpu.reserve(_SLABS, 2 * nbytes)
+            return
+        with self.gpu.agreement("direct calls"):
+            self.gpu.scratch(_SLABS, nbytes)
 
     # -- the call
 
@@ -105,7 +116,7 @@ class GpuDirect(Direct):
             call.uses[half] += 1
             if queue is not None:
                 self._note(call, half, queue, stream)
-            if call.template.nbytes:
+            if call.template.nbytes and not call.template.sends:
                 self.sets.turn()
         except BaseException as error:
             break_off(control, error, name)
@@ -131,7 +142,7 @@ class GpuDirect(Direct):
     def _note(self, call: QueuedCall, half: int, queue: list[Queue], stream: Any) -> None:
         """Record a graph of what a call queues with a set of slabs if it is made often. Local."""
         graph = call.graphs[half]
-        if self._record is None or call.uses[half] < _USES_BEFORE_GRAPHS:
+        if self._record is None or call.template.sends or call.uses[half] < _USES_BEFORE_GRAPHS:
             return
         if graph is not None and graph.current:
             return
@@ -232,7 +243,11 @@ class GpuDirect(Direct):
         """
         gpu = self.gpu
         scratch = gpu.scratch(_TRIANGLE, template.scratch) if template.scratch else 0
-        slabs = gpu.symmetric_of_all(_SLABS) if template.nbytes else {}
+        slabs: Mapping[int, int] = {}
+        if template.sends:
+            slabs = {gpu.rank: gpu.scratch(_SLABS, 0)}
+        elif template.nbytes:
+            slabs = gpu.symmetric_of_all(_SLABS)
         return gpu.arena.generation, scratch, slabs
 
     def _bases(self, call: QueuedCall, half: int, memory: _Memory) -> dict[int, int]:

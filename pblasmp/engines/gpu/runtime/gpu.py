@@ -8,7 +8,7 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -331,6 +331,21 @@ class Gpu:
         """Return what ``meet`` queues. Local."""
         assert self.windows is not None
         return self.windows.meet
+
+    def messages(
+        self, sends: Sequence[tuple[int, int, int]], receives: Sequence[tuple[int, int, int]], stream: Any
+    ) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """Return calls that queue NCCL's messages as one group, each an address, bytes and a rank. Local.
+
+        What they queue is collective over the ranks involved.
+        """
+        nccl, byte = self._nccl, 1
+        calls = [
+            (function, (at, nbytes, byte, rank, self._comm, stream.ptr))
+            for function, some in ((nccl.send, sends), (nccl.recv, receives))
+            for at, nbytes, rank in some
+        ]
+        return [(nccl.group_start, ()), *calls, (nccl.group_end, ())] if calls else []
 
     def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
         """Return kernels that add matrices; see ``Kernels.sum``. Local."""
