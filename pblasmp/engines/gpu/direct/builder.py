@@ -117,7 +117,7 @@ Computer: TypeAlias = "Callable[[CallBuilder], Compute]"
 _ALIGNED = 256
 SCRATCH, SLABS_OF = 15, 16
 """The numbers of memory: 1 to 4 are that of operands, the last is the first rank's set of slabs."""
-_MOST_RANKS, _MOST_SENT = 256 - SLABS_OF, 1 << 20  # between hosts, bytes of a set of slabs
+_MOST_RANKS, MOST_SENT = 256 - SLABS_OF, 1 << 20  # between hosts, bytes of a set of slabs
 """What is larger is gathered: that crosses between two hosts once, and takes longer than the host's work."""
 
 
@@ -228,7 +228,7 @@ class CallBuilder:
         bases: dict[int, int] = {}
         nbytes, apart = slabs[-1].end if slabs else 0, bool(slabs and gpu.why_no_windows)
         if apart:
-            if gpu.size > _MOST_RANKS or nbytes > _MOST_SENT:
+            if gpu.size > _MOST_RANKS or nbytes > MOST_SENT:
                 raise UnfitError
             bases = {gpu.rank: stand_in(SLABS_OF + gpu.rank)}
             queue += self._messages(stream, slabs, bases)
