@@ -80,7 +80,7 @@ class Transport(Protocol):
         """Start the moves of an exchange plan between this rank's arrays, by the indices of their cells.
 
         Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
-        the rest follow in ``finish``.
+        the rest follow in ``finish``, before which nothing else is computed.
         """
         return exchange.start(src, dst, conjugate=conjugate, slots=slots)
 

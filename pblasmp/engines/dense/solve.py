@@ -50,6 +50,7 @@ class _Way:
         self, engine: Engine, of: Side, to: Side, bands: Sequence[tuple[int, int]], dtype: np.dtype
     ) -> None:
         self._transport, self._of, self._to, self._bands = engine.transport, of, to, bands
+        self._slots = None if engine.traits.queues else SLOTS  # GPUs solve meanwhile
         self.exchanges = [self._transport.exchange(of.band(*rows), to.band(*rows), dtype) for rows in bands]
 
     def __len__(self) -> int:
@@ -59,7 +60,7 @@ class _Way:
         """Start the move of a band. Collective over the ranks."""
         rows = self._bands[i]
         of, to = self._of.lines(x, *rows), self._to.lines(y, *rows)
-        return self._transport.start_exchange(self.exchanges[i], of, to, slots=SLOTS)
+        return self._transport.start_exchange(self.exchanges[i], of, to, slots=self._slots)
 
 
 class SolveProduct(QueuedProduct):

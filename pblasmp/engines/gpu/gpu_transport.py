@@ -44,7 +44,7 @@ class GpuTransport(Transport):
         self._session, self._runtime = session, session.runtime
         runtime = session.runtime
         self.comm = runtime.comm
-        self._cupy, self._nccl, self._operations = runtime.cupy, session.nccl, operations
+        self._cupy, self.nccl, self._operations = runtime.cupy, session.nccl, operations
         self.rank, self.size = runtime.rank, runtime.size
         self.nodes = tuple((rank,) for rank in range(self.size))  # no memory shared
         self._stream = runtime.cupy.cuda.Stream(non_blocking=True)
@@ -74,20 +74,16 @@ class GpuTransport(Transport):
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Queue messages, as one group, after what CuPy's current stream has so far. Local."""
         arrays = [array for array, _ in (*sends, *receives)]
-        return self._queued(partial(self._nccl.exchange, self._stream.ptr, sends, receives), arrays)
+        return self.beside(lambda stream: self.nccl.exchange(stream, sends, receives), arrays)
 
-    def gather(self, of: Array, to: Array) -> Transfer:
-        """Queue an AllGather of contiguous arrays of one size, likewise. Local to queue, collective to run."""
-        return self._queued(partial(self._nccl.all_gather, self._stream.ptr, of, to), [of, to])
-
-    def _queued(self, queue: Callable[[], None], arrays: list[Array]) -> Transfer:
-        """Queue NCCL's work on arrays after what CuPy's current stream has so far. Local."""
+    def beside(self, queue: Callable[[int], None], arrays: list[Array]) -> Transfer:
+        """Queue NCCL's work on arrays on a stream of its own, after what CuPy's current one has so far. Local."""
         cupy = self._cupy
         self._runtime.follow_stream()
         event = cupy.cuda.Event(disable_timing=True)
         event.record(cupy.cuda.get_current_stream())
         self._stream.wait_event(event)
-        queue()
+        queue(self._stream.ptr)
         done = cupy.cuda.Event(disable_timing=True)
         done.record(self._stream)
         return _NcclMessages(cupy, done, arrays)
@@ -103,7 +99,7 @@ class GpuTransport(Transport):
     ) -> Transfer:
         """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Collective."""
         self._runtime.follow_stream()  # all exchanges share boxes and flags
-        under_way = _QueuedExchange(self, self._cupy, exchange, src, dst, conjugate)
+        under_way = _QueuedExchange(self, self._cupy, exchange, src, dst, conjugate, alone=slots is not None)
         under_way.start()
         return under_way
 
@@ -158,7 +154,7 @@ class GpuTransport(Transport):
         if self.size == 1 or array.size == 0:
             return
         self._runtime.follow_stream()
-        self._nccl.add_up(flat(array).view(real_dtype(array.dtype)))
+        self.nccl.add_up(flat(array).view(real_dtype(array.dtype)))
 
     def fence(self) -> None:
         """Do nothing: GPUs share no buffers. Local."""
@@ -192,7 +188,10 @@ class _NcclMessages:
 
 
 class _QueuedExchange:
-    """An exchange under way: messages to ranks whose memory this GPU reaches are pushed, others are NCCL's."""
+    """An exchange under way: messages to ranks whose memory this GPU reaches are pushed, others are NCCL's.
+
+    If it is ``alone``, nothing is queued before it is finished, and NCCL's are on CuPy's current stream.
+    """
 
     def __init__(
         self,
@@ -202,8 +201,10 @@ class _QueuedExchange:
         src: CellArrays,
         dst: CellArrays,
         conjugate: bool,
+        *,
+        alone: bool,
     ) -> None:
-        self._transport, self._cupy, self._exchange = transport, cupy, exchange
+        self._transport, self._cupy, self._exchange, self._alone = transport, cupy, exchange, alone
         self._src, self._dst = src, dst
         self._order, self._kind = exchange.order, stored_dtype(exchange.dtype)
         self._conjugate = conjugate and self._kind.kind == "c"
@@ -229,14 +230,22 @@ class _QueuedExchange:
             sends += [(self._message(part), rank) for part in exchange.sends.get(rank, ())]
             receives += [(self._place(part), rank) for part in exchange.receives.get(rank, ())]
         if gathers:
-            self._messages = self._gather()
+            self._gather()
         elif sends or receives:
-            self._messages = transport.start(sends, receives)
+            arrays = [array for array, _ in (*sends, *receives)]
+            self._send(lambda stream: transport.nccl.exchange(stream, sends, receives), arrays)
         for part in exchange.copies:
             of, to = self._src[part.src], self._dst[part.dst]
             transport.copy_piece(to, of, part.piece, conjugate=self._conjugate)
 
-    def _gather(self) -> Transfer:
+    def _send(self, queue: Callable[[int], None], arrays: list[Array]) -> None:
+        """Queue NCCL's work on arrays."""
+        if self._alone:
+            queue(self._cupy.cuda.get_current_stream().ptr)
+        else:
+            self._messages = self._transport.beside(queue, arrays)
+
+    def _gather(self) -> None:
         """Queue an AllGather of all ranks' parts, which are unpacked when they have come."""
         mine = self._message(next(iter(self._exchange.sends.values()))[0])
         everyones = self._cupy.empty((self._transport.size, mine.size), self._kind)
@@ -244,7 +253,7 @@ class _QueuedExchange:
             shape = part.piece.shape if self._order == "C" else part.piece.shape[::-1]
             there = everyones[rank].reshape(shape)
             self._arriving.append((part, there if self._order == "C" else there.T))
-        return self._transport.gather(mine, everyones)
+        self._send(lambda stream: self._transport.nccl.all_gather(stream, mine, everyones), [mine, everyones])
 
     def _message(self, part: Any) -> Array:
         """Return the contiguous entries of a message to NCCL: in the local array, or packed."""

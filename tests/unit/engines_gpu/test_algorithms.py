@@ -285,6 +285,8 @@ def test_a_repeated_product_between_hosts(comm: Any, path: str) -> Any:
             _, calls, _ = python_calls(call)
             found = votes(ctx) - before, calls <= most, len(lib.gpu.did("send")) - messages
             yield dtype, None if found == (1, True, int(dtype == "float32")) else f"{found}, {calls} calls"
+        here = sys.modules["cupy"].cuda.get_current_stream().ptr
+        assert {stream for stream, _ in lib.gpu.did("all_gather")} == {here}, "nothing is computed meanwhile"
 
 
 _MOST_CALLS, _MOST_OF_QUEUES = 130, 115
@@ -339,7 +341,9 @@ def test_out_of_order(comm: Any, path: str) -> Any:
                         wait(self, event)
 
                 patch.setattr(stream, "wait_event", deaf)
-                one_call(ctx, "matmul", "gathered", 0, sizes=(40, 40, 40))
+                here, there = (ctx.engine.xp.zeros(40) for _ in range(2))
+                peer = 1 - comm.rank
+                ctx.engine.transport.start([(here, peer)], [(there, peer)]).finish()
             try:
                 lib.gpu.assert_clean()
                 yield name, "nobody saw it"
