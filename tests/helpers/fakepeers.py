@@ -577,10 +577,9 @@ class FakePeer:
     def launch_of_meeting(self) -> Callable[[Any], None]:
         return lambda stream: self.meet()
 
-    def messages(
-        self, sends: Sequence[tuple[int, int, int]], receives: Sequence[tuple[int, int, int]], stream: Any
-    ) -> list[tuple[Callable[..., Any], tuple[int, int, int]]]:
-        return [*((self._send, each) for each in sends), *((self._receive, each) for each in receives)]
+    def exchange(self, stream: int, sends: int, *messages: int) -> None:
+        for i in range(0, len(messages), 3):
+            (self._send if i < 3 * sends else self._receive)(*messages[i : i + 3])
 
     def _send(self, at: int, nbytes: int, rank: int) -> None:
         of, box = View.of_bytes(at, nbytes), self.peers.messages[self.rank, rank]

@@ -14,6 +14,7 @@ from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.asked import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, builder, computers, gpu_direct
 from pblasmp.engines.gpu.direct.builder import Template
+from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 from tests.helpers import fakepeers
@@ -254,6 +255,21 @@ def products(ranks: Ranks) -> None:
     for result in results:
         parts = {name: (x, 0, 0, 6, 6, False) for name, x in (("a", a), ("b", a), ("d", result))}
         assert ranks.run(parts, routine="matmul")
+
+
+def test_a_message_that_fails_ends_its_group():
+    """NCCL would take all later work of this thread for a part of it."""
+    done: list[str] = []
+
+    def send(*_: int) -> None:
+        raise ZeroDivisionError
+
+    nccl = SimpleNamespace(
+        group_start=lambda: done.append("start"), send=send, group_end=lambda: done.append("end")
+    )
+    with pytest.raises(ZeroDivisionError):
+        Gpu.exchange(SimpleNamespace(_nccl=nccl, _comm=3), 0, 1, 64, 8, 1)
+    assert done == ["start", "end"]
 
 
 @pytest.mark.usefixtures("_small")

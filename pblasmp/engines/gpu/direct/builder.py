@@ -245,9 +245,9 @@ class CallBuilder:
 
     def _messages(self, stream: Any, slabs: list[StagedOperand], bases: Mapping[int, int]) -> list[Queue]:
         """Return what packs this rank's parts, sends them to those who need them, and unpacks what comes. Local."""
-        gpu, at, ((me, base),) = self.gpu, slabs[-1].end, bases.items()
+        gpu, at, sent, ((me, base),) = self.gpu, slabs[-1].end, 0, bases.items()
         copies, arrived = [move for slab in slabs for move in slab.moves(me, bases)], list[Move]()
-        messages: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = [], []
+        messages: list[int] = []
         for sends, rank in itertools.product((True, False), range(gpu.size)):
             start = at
             for slab in slabs if rank != me else ():
@@ -263,11 +263,11 @@ class CallBuilder:
                     arrived += moves(slab.slab(me, base), box, unpacked(lines), unpacked(runs))
                 at += extent(lines) * length * self.item
             if at > start:
-                messages[not sends].append((base + start, at - start, rank))
+                messages += base + start, at - start, rank
+                sent += sends
                 at = -(-at // _ALIGNED) * _ALIGNED
-        return [
-            *self.queued(stream, copies), *gpu.messages(*messages, stream), *self.queued(stream, arrived)
-        ]  # fmt: skip
+        exchange = [(gpu.exchange, (stream.ptr, sent, *messages))] if messages else []
+        return [*self.queued(stream, copies), *exchange, *self.queued(stream, arrived)]
 
     def scratch(self, nbytes: int) -> int:
         """Return the stand-in for the address of scratch memory, which is in use while the call runs."""

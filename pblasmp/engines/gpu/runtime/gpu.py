@@ -8,7 +8,7 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -332,20 +332,22 @@ class Gpu:
         assert self.windows is not None
         return self.windows.meet
 
-    def messages(
-        self, sends: Sequence[tuple[int, int, int]], receives: Sequence[tuple[int, int, int]], stream: Any
-    ) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
-        """Return calls that queue NCCL's messages as one group, each an address, bytes and a rank. Local.
+    def exchange(self, stream: int, sends: int, *messages: int) -> None:
+        """Queue NCCL's messages as one group. Local to queue, collective over the ranks involved to run.
 
-        What they queue is collective over the ranks involved.
+        Args:
+            stream: the address of the stream.
+            sends: how many are sent; the others are received.
+            messages: of each the address, the bytes, and the other rank.
         """
         nccl, byte = self._nccl, 1
-        calls = [
-            (function, (at, nbytes, byte, rank, self._comm, stream.ptr))
-            for function, some in ((nccl.send, sends), (nccl.recv, receives))
-            for at, nbytes, rank in some
-        ]
-        return [(nccl.group_start, ()), *calls, (nccl.group_end, ())] if calls else []
+        nccl.group_start()
+        try:
+            for i in range(0, len(messages), 3):
+                at, nbytes, rank = messages[i : i + 3]
+                (nccl.send if i < 3 * sends else nccl.recv)(at, nbytes, byte, rank, self._comm, stream)
+        finally:
+            nccl.group_end()
 
     def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
         """Return kernels that add matrices; see ``Kernels.sum``. Local."""
