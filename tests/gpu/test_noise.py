@@ -6,9 +6,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.cli.noise import Noise, Trial, trials, wrong_runs
 from pblasmp.engines.gpu.cublasmp import faults
-from tests.helpers.slow import fewer, thinned
+from tests.helpers.slow import fewer, is_few, thinned
 
-RUNS = thinned(300)
+RUNS = thinned(100) if is_few() else 300
 
 
 @pytest.mark.parametrize("n", fewer([2048, 256], 1))

@@ -16,8 +16,9 @@ from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.products import everywhere
 from tests.helpers.pblas_cases import differing, held
+from tests.helpers.slow import thinned
 
-CASES = 3  # of every routine in every type
+CASES = thinned(3)  # of every routine in every type
 
 
 def on(device: bool, array: np.ndarray):
