@@ -34,6 +34,7 @@ class Form(NamedTuple):
         call: the product of ``pblasmp`` that it is; None if each rank multiplies alone.
         part_of_x: each rank has all of x, and multiplies its own inputs.
         gathers: what the ranks put together, in parts by ``shard``'s rule: "x", "y" or "".
+        scatters: the tokens of y are split over the ranks.
     """
 
     x: int | None
@@ -44,16 +45,12 @@ class Form(NamedTuple):
     call: Any = None
     part_of_x: bool = False
     gathers: str = ""
-
-    @property
-    def scatters(self) -> bool:
-        """Whether the tokens of y are split over the ranks."""
-        return self.y == 0
+    scatters: bool = False
 
 
 FORMS = {
     "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul", gathers="x"),
-    "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter"),
+    "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter", scatters=True),
     "matmul_allreduce": Form(-1, 1, None, None, "matmul_local", "matmul_allreduce"),
     "matmul_allgather": Form(None, 0, 0, None, "matmul_allreduce", "matmul_allgather", gathers="y"),
     "matmul_local": Form(None, 0, 0, -1, "matmul_allreduce"),

@@ -249,16 +249,16 @@ def _key(
         x.is_neg(),
         x.requires_grad,
     )  # any number of tokens
-    return form, algo, backward_algo, torch.is_grad_enabled(), of_x, _seen(w), _seen(bias)
+    of_bias = None if bias is None else _seen(bias)
+    return form, algo, backward_algo, torch.is_grad_enabled(), of_x, _seen(w), of_bias
 
 
 def _seen(tensor: Any) -> Hashable:
     """Return what a product looks at of a tensor. Local."""
-    if tensor is None:
-        return None
+    needs, split = tensor.requires_grad, None
     if type(tensor) is DTensor:
-        return operators.seen(tensor._local_tensor), tensor._spec, tensor.requires_grad
-    return operators.seen(tensor), tensor.requires_grad
+        split, tensor = tensor._spec, tensor._local_tensor
+    return needs, split, operators.seen(tensor)
 
 
 # -- DTensors, and checks

@@ -87,6 +87,7 @@ class _ParallelLinear(ParallelModule):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
         self._form, self.algo, self.backward_algo = form, algo, backward_algo
+        self._where = device_type(ctx)
         if linear is None:
             self.reset_parameters()
         else:
@@ -152,7 +153,7 @@ class _ParallelLinear(ParallelModule):
         """Return input and parameters in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
         if not isinstance(x, Tensor):
             return [x, *parameters]
-        dtype = torch.get_autocast_dtype(device_type(self.ctx))
+        dtype = torch.get_autocast_dtype(self._where)
         if self.scales is not None:
             return [x if x.itemsize == 1 else x.to(dtype), *parameters]
         untouched = None, torch.float64  # as PyTorch's own layers are
@@ -219,7 +220,7 @@ class _ParallelLinear(ParallelModule):
                 raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
-        if torch.is_autocast_enabled(device_type(self.ctx)):
+        if torch.is_autocast_enabled(self._where):
             x, weight, bias = self._cast(x, weight, bias)
         y = functions.multiply(
             self._form, x, weight, self.ctx, bias, self.scales, self.algo, self.backward_algo, mains

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakKeyDictionary
@@ -316,19 +316,22 @@ def to_dtensor(x: DistributedMatrix, axis: int = 0) -> Tensor:
     return on_mesh(part, mesh_of(cast("Context", x.context)), Shard(axis), x.shape)
 
 
-def like(tensor: DTensor) -> Callable[[Tensor], Tensor]:
-    """Return what makes a DTensor, split as this one is, of another part. Local.
+def split_of(tensor: Any) -> Any:
+    """Return how a DTensor is split, which keeps no memory of it; None of any other tensor. Local."""
+    return tensor._spec if type(tensor) is DTensor else None
 
-    For gradients: it keeps no memory of ``tensor``, and what it makes has no history. ``DTensor.from_local`` takes ten
-    times as long.
+
+def gradient_of(part: Tensor, split: Any) -> Tensor:
+    """Return this rank's part of a gradient as a DTensor split so, without a history. Local.
+
+    ``DTensor.from_local`` takes ten times as long.
     """
-    spec = tensor._spec
-    return lambda part: _new(_Gradient, part, spec)
+    return _new(_Gradient, part, split)
 
 
-def _new(kind: Any, part: Tensor, spec: Any) -> Any:
+def _new(kind: Any, part: Tensor, split: Any) -> Any:
     """Return a DTensor without its ``__init__``, which does nothing, but takes twice as long as the rest. Local."""
-    return kind.__new__(kind, part, spec, requires_grad=False)
+    return kind.__new__(kind, part, split, requires_grad=False)
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

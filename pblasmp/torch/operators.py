@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..context import Context
 from ..errors import ClosedError, LayoutError, UnsupportedError
 from ..tensor_parallel.call import multiply
 from ..tensor_parallel.made import Made
 from .forms import FORMS, Form, own, shape_of_product
-from .meshes import like, part_of
+from .meshes import gradient_of, part_of, split_of
 from .registry import Gradients, once, operator
 
 
@@ -253,8 +252,7 @@ class EagerProduct(torch.autograd.Function):
         """Return the product. Collective over the context, unless it is local."""
         node.asked, node.form, node.mains, node.shape = asked, asked.form, mains, x.shape
         node.set_materialize_grads(False)
-        node.of_w = like(w) if type(w) is DTensor else None
-        node.of_bias = like(bias) if type(bias) is DTensor else None
+        node.split_w, node.split_bias = split_of(w), split_of(bias)
         w, bias = part_of(w), None if bias is None else part_of(bias)
         y, gathered = asked.forward(x, w, bias)
         needs_x, needs_w, *_ = node.needs_input_grad
@@ -268,10 +266,10 @@ class EagerProduct(torch.autograd.Function):
         """Return the gradients. Collective over the context, unless they are local."""
         asked = node.asked.in_open_context()
         gx, gw, gb = _gradients(node, gradients[0], asked.ctx, asked.backward)
-        if gw is not None and node.of_w is not None:
-            gw = node.of_w(gw)
-        if gb is not None and node.of_bias is not None:
-            gb = node.of_bias(gb)
+        if gw is not None and node.split_w is not None:
+            gw = gradient_of(gw, node.split_w)
+        if gb is not None and node.split_bias is not None:
+            gb = gradient_of(gb, node.split_bias)
         return gx, gw, gb, None, None
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..errors import ArgumentError
 from ..tensor_parallel import shard
-from .meshes import context_of, like, on_mesh
+from .meshes import context_of, gradient_of, on_mesh, split_of
 from .registry import Gradients, once
 from .wholes import check_parameters, tied
 
@@ -145,7 +145,10 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, *parameters: DTensor) -> tuple[Tensor, ...]:
         """Return the parameters. Local."""
         ctx.set_materialize_grads(False)
-        ctx.meshes, ctx.split = [each.device_mesh for each in parameters], [like(each) for each in parameters]
+        ctx.meshes, ctx.splits = (
+            [each.device_mesh for each in parameters],
+            [split_of(each) for each in parameters],
+        )
         # not the DTensors' own tensors, which would get a history
         return tuple(each.to_local().detach() for each in parameters)
 
@@ -163,7 +166,7 @@ class _Summed(torch.autograd.Function):
             _sum(whole, mesh, " and ".join(str(tuple(each.shape)) for each in given.values()))
             parts = whole.split([each.numel() for each in given.values()])
             for (i, each), part in zip(given.items(), parts, strict=True):
-                found[i] = ctx.split[i](part.view(each.shape))
+                found[i] = gradient_of(part.view(each.shape), ctx.splits[i])
         return tuple(found)
 
 

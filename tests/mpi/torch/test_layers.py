@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -485,9 +486,29 @@ def uneven_gradients(ctx: pb.Context) -> None:
     compare("gradient", gradient, torch.ones_like(local(down.weight)))
 
 
+def kept_gradients(ctx: pb.Context) -> None:
+    """PyTorch keeps gradients of split parameters without what else it does to compute with DTensors."""
+    _, _, _, down = column_and_row(ctx, False)
+    if ctx.size == 1:
+        return  # no DTensor
+    y, ran = down(integers(ctx, 7, 5, 16)[:, own(16, ctx)]), set[str]()
+    with torch.autograd.set_multithreading_enabled(False):
+        before = sys.getprofile()
+        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
+        try:
+            y.backward(torch.ones_like(y))
+        finally:
+            sys.setprofile(before)
+    assert operators.__file__ in ran
+    assert not [name for name in ran if "/torch/distributed/tensor/" in name]
+    for parameter in down.parameters():
+        assert type(parameter.grad) is DTensor
+        assert parameter.grad.placements == parameter.placements
+
+
 LAYERS = (
     partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, weights_beside,
-    known, refused, uneven_gradients
+    known, refused, uneven_gradients, kept_gradients
 )  # fmt: skip
 
 # -- training
