@@ -183,15 +183,10 @@ class Ranks:
 class PlannedExchange:
     """An exchange of which only the two sides are known: what every rank moves is counted when it is asked for."""
 
+    sent_bytes = copied_bytes = 0
+
     def __init__(self, src: Side, dst: Side, dtype: np.dtype) -> None:
         self.src, self.dst, self.dtype, self.order = src, dst, dtype, dst.order
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank sends in one run."""
-        return 0
-
-    copied_bytes = sent_bytes
 
 
 class _OneOfMany(Serial):
@@ -200,24 +195,17 @@ class _OneOfMany(Serial):
     board: Any = Serial()  # its node shares memory, and sees writes in their order
 
 
-class _DryFlags:
-    """Flags of shared panels, which nobody waits for."""
-
-    def done(self, i: int) -> None:
-        """Do nothing. Local."""
-
-    wait = done
-
-
 class _Done:
-    """A transfer without data."""
+    """A transfer without data, or flags of shared panels that nobody waits for."""
 
-    def done(self) -> bool:
+    def done(self, *_about: Any) -> bool:
         """Return True. Local."""
         return True
 
-    def finish(self) -> None:
+    def finish(self, *_about: Any) -> None:
         """Do nothing. Local."""
+
+    wait = finish
 
 
 class Kept:
@@ -287,9 +275,9 @@ class DryTransport(Transport):
             self.received[rank] += array.nbytes
         return _Done()
 
-    def progress(self, flags: Any) -> _DryFlags:  # noqa: ARG002
+    def progress(self, flags: Any) -> _Done:  # noqa: ARG002
         """Return flags of shared panels. Local."""
-        return _DryFlags()
+        return _Done()
 
     def start_exchange(
         self, exchange: Any, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
