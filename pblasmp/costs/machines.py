@@ -22,7 +22,7 @@ with required("machines' files", "cli"):
 
 _FORMER = {
     "turn", "beside", "slows", "queue", "getrf_panel", "geqrt_panel", "trsm_panel", "gemqrt", "update", "products",
-    "trsm", "potrf", "getrf", "swap",
+    "trsm", "potrf", "getrf", "swap", "meeting_seconds",
 }  # fmt: skip
 """Keys of [[ranks]] in files that earlier releases wrote. They are left out."""
 
@@ -57,7 +57,6 @@ class NodeOf:
         copy: copies in a rank's own memory.
         link: messages to other ranks of the node; None if there are none.
         launch_seconds: what it takes the host to start a local product.
-        meeting_seconds: how long the ranks take to wait for each other.
         call_seconds: what a call takes the host besides that.
         calls: the same for some kinds of problems: "product", "routine", a form of tensor-parallel products, or a
             factorization.
@@ -70,7 +69,6 @@ class NodeOf:
     copy: Link
     link: Link | None = None
     launch_seconds: Seconds = 0.0
-    meeting_seconds: Seconds = 0.0
     call_seconds: Seconds = 0.0
     calls: dict[str, Seconds] = field(default_factory=dict)
     columns: dict[str, Seconds] = field(default_factory=dict)

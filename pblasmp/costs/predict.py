@@ -258,18 +258,17 @@ def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
     rounds = max(1, size - 1).bit_length()
     moved = moved + (counts.messages + counts.collectives * rounds) * latency
     copies = (counts.copied_bytes + counts.touched_bytes) / here.copy.bytes_per_second
-    waits = counts.meetings * here.meeting_seconds * (1 + (rounds if several else 0))
     if factors:  # panels are finished one after the other, while the ranks update with those before
         chain = seconds_of(*PANELS).sum() * (_BESIDE if gpus else 1)
         if kind == "cholesky":
             chain += seconds_of("trsm").sum()
-        exposed = np.maximum(chain - compute, 0) + moved + copies + waits
+        exposed = np.maximum(chain - compute, 0) + moved + copies
     elif machine.overlaps:  # pieces arrive while those before are multiplied; the first is waited for
         pieces = max(counts.pieces, _PARTS if gpus and not several else 1)
         first = moved / pieces
-        exposed = first + (1 - 1 / pieces) * np.maximum(moved - compute, 0) + copies + waits
+        exposed = first + (1 - 1 / pieces) * np.maximum(moved - compute, 0) + copies
     else:
-        exposed = moved + copies + waits
+        exposed = moved + copies
     total = compute + exposed
     kernels = np.array([sum(shapes.values()) for shapes in counts.shapes])[counts.like]
     hosts = here.calls.get(kind, here.call_seconds) + (here.launch_seconds * kernels if gpus else 0)

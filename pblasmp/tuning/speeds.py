@@ -85,7 +85,6 @@ def one_round(
     table: dict[str, Any] = {"call_seconds": seconds(call)}
     step("small products")
     table["launch_seconds"] = seconds(_product(engine, 8, "float32"))
-    table["meeting_seconds"] = seconds(engine.transport.fence) if comm.size > 1 else 0.0
     step("copies")
     table["copy"] = {"bytes_per_second": COPIED[kind] / seconds(_copy(engine))}
     if comm.size > 1:

@@ -21,7 +21,7 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 NODE = {
     "ranks": 4, "copy": {"bytes_per_second": 1e9}, "link": {"bytes_per_second": 1e8, "seconds": 1e-3},
-    "gemm": {"float64": [[10, 1e9], [1000, 1e9]]}, "call_seconds": 0.5, "meeting_seconds": 0.25,
+    "gemm": {"float64": [[10, 1e9], [1000, 1e9]]}, "call_seconds": 0.5,
 }  # fmt: skip
 TABLE = {
     "title": "Made up", "measured": True, "ranks_per_node": 4, "memory_bytes": 10**8, "ranks": [NODE],
@@ -67,8 +67,8 @@ def test_messages_and_copies():
     assert [each.traffic.pieces for each in cut] == [4, 4]
     waits = cut[0].communication_seconds - cut[1].communication_seconds
     assert waits == pytest.approx(0.75 * min(cut[0].compute_seconds, moved / 1e8 + 3 * 1e-3))
-    shared = pb.predict(p, machine(), "shared")  # copies, and one meeting
-    assert shared.communication_seconds == pytest.approx(8 * n * n / 4 / 1e9 + 0.25)
+    shared = pb.predict(p, machine(), "shared")  # copies
+    assert shared.communication_seconds == pytest.approx(8 * n * n / 4 / 1e9)
     assert found.traffic.imbalance == 1
 
 
@@ -105,7 +105,7 @@ def test_kernels_calls_and_hosts():
 
 def test_factorizations():
     """One rank: the sum of its kernels. Two: each panel is awaited, too."""
-    n, node = 512, {**NODE, "calls": {"lu": 0.0}, "copy": {"bytes_per_second": 1e15}, "meeting_seconds": 0.0}
+    n, node = 512, {**NODE, "calls": {"lu": 0.0}, "copy": {"bytes_per_second": 1e15}}
     node["link"] = {"bytes_per_second": 1e15}
     for name in ("cholesky", "lu", "qr"):
         took = {}
