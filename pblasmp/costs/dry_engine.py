@@ -62,6 +62,11 @@ class Ghost(np.ndarray):
         np.broadcast_shapes(np.shape(part), np.shape(value))  # raises ValueError if they do not fit
         Ghost.written += part.nbytes
 
+    def __repr__(self) -> str:
+        return f"ghost({self.shape}, {self.dtype.name})"
+
+    __str__ = __repr__
+
     @property  # type: ignore[misc]
     def imag(self) -> Any:
         """Imaginary parts."""

@@ -13,6 +13,7 @@ from pblasmp.comm import Cell, Cells, Side
 from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
+from pblasmp.costs.dry_engine import Ghost, ghost
 from pblasmp.engines.dense.stationary import StationaryMethod
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.intersection import common_counts
@@ -227,6 +228,33 @@ def test_few_ranks_of_many_are_counted(name, per_node):
     x = pb.MatrixDescriptor((2048, 2048), 64, "32x32")
     p = pb.Level3Problem(name, **dict.fromkeys((*ROUTINES[name].operands, "d"), x))
     assert len(p.traffic(ranks_per_node=per_node).shapes) <= 6
+
+
+def test_arrays_without_values():
+    """Of 8 TiB there are views, copies and sums; what is written is counted, and what would touch memory is refused."""
+    n = 1 << 20
+    x = ghost((n, n), np.float64)
+    assert x[1:, ::2].T.astype(np.complex64).shape == (n // 2, n - 1)
+    assert (x * x[0].astype(np.complex64)).dtype == np.complex128
+    assert str(x) == "ghost((1048576, 1048576), float64)"
+    assert x.reshape(-1).shape == (n * n,)
+    assert x[:, :6].reshape(-1, 4, order="F").shape == (n * 6 // 4, 4)
+    assert x[np.arange(3)].shape == (3, n)
+    assert np.where(x > 0, x, 0).real.imag.nbytes == x.nbytes == 8 * n * n
+    before, copied = Ghost.written, Ghost.copied
+    x[:2] = 0
+    x += x.T
+    np.copyto(x[0], 1)
+    assert (Ghost.written - before, Ghost.copied - copied) == (8 * (3 * n + n * n), 8 * n)
+    with pytest.raises(ValueError, match="broadcast"):
+        x[:2] = np.zeros(3)
+    with pytest.raises(ValueError, match="read-only"):
+        x.fill(0)
+    for refused in (np.sort, np.ndarray.sum, np.linalg.inv):
+        with pytest.raises(NotImplementedError, match="of an array without values"):
+            refused(x)
+    with pytest.raises(pb.ArgumentError, match="expected at most"):
+        ghost((1 << 30, 1 << 30), np.float64)
 
 
 def test_rows_of_any_shares():
