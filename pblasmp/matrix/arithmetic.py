@@ -104,7 +104,7 @@ def binary(
     if found is not NotImplemented:
         return found
     both = isinstance(other, Handle)
-    if both and not in_place and matrix.shape != other.shape and 1 in matrix.shape:
+    if both and not in_place and _is_along(matrix, other):
         matrix, other, turned = other, matrix, not turned  # a row or a column on the left
     d, along = matrix.descriptor, both and _is_along(other, matrix)
     call = f"matrix {symbol}{'=' if in_place else ''}"
