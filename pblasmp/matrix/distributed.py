@@ -459,6 +459,21 @@ class DistributedMatrix(Handle):
         with self.context.running("mean"):
             return reductions.mean(self, axis, dtype)
 
+    def std(self, axis: int | None = None) -> Any:
+        """Return the standard deviation of all elements, or of each column or row. Collective over the context.
+
+        As NumPy's, the root of the mean of the squares of what is away from the mean, in double precision, and the same
+        on every rank; two more matrices are made meanwhile. Of no elements it is NaN.
+
+        Args:
+            axis: None for a scalar; 0 for those of the columns, 1 for those of the rows, as a NumPy vector.
+
+        Raises:
+            ArgumentError: there is no such axis.
+        """
+        with self.context.running("std"):
+            return reductions.deviation(self, axis)
+
     def min(self, axis: int | None = None) -> Any:
         """Return the least element, or that of each column or row, on every rank. Collective over the context.
 

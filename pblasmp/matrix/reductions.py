@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Cells, Exchange, Side, largest_size
-from ..dtypes import as_dtype, double_dtype, is_foreign, scalar
+from ..dtypes import as_dtype, double_dtype, is_foreign, real_dtype, scalar
 from ..engines.arrays import as_numpy
 from ..engines.local.sums import joined, root, squares_of_stored, stored
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
@@ -183,6 +183,15 @@ def total(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
 def mean(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
     """Return a mean over everything or along an axis. Collective over the context; see ``DistributedMatrix.mean``."""
     return _total(matrix, "mean", axis, dtype)
+
+
+def deviation(matrix: Any, axis: int | None) -> Any:
+    """Return a standard deviation. Collective over the context; see ``DistributedMatrix.std``."""
+    with np.errstate(all="ignore"):
+        middle = mean(matrix, axis, double_dtype(matrix.dtype))
+        away = abs(matrix - (middle[:, None] if _of_rows(axis) else middle))
+        found = np.sqrt(mean(away * away, axis, None))
+        return found.astype(real_dtype(matrix.dtype))[()]
 
 
 def _total(matrix: Handle, call: str, axis: int | None, dtype: DTypeLike | None) -> Any:

@@ -4,6 +4,7 @@
 import math
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 
 import pblasmp as pb
@@ -36,6 +37,15 @@ def same(found, expected):
     return None if np.array_equal(found, expected) else f"{found}, expected {expected}"
 
 
+def deviates(a, x, axis):
+    """What is wrong with a standard deviation, of an element type's accuracy."""
+    found, expected = np.asarray(a.std(axis)), np.asarray(x.std(axis)).astype(a.local.real.dtype)
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"std of type {found.dtype}, shape {found.shape}, expected {expected.dtype} {expected.shape}"
+    eps = float(ml_dtypes.finfo(found.dtype).eps)
+    return close(found.astype(float), expected.astype(float), 4 * eps)
+
+
 @on_ranks(1, *only_long(2), 4, *only_long(6))
 def test_reductions_are_numpy_s(comm):
     rng = np.random.default_rng(41 + comm.size)
@@ -54,6 +64,7 @@ def test_reductions_are_numpy_s(comm):
                 *(same(a.sum(axis), x.sum(axis).astype(d.dtype)) for axis in (None, 0, 1, -1, -2)),
                 same(a.sum(dtype="complex128"), np.asarray(x.sum(), np.complex128)),
                 same(a.sum(0, dtype="complex64"), x.sum(0).astype(np.complex64)),
+                *(deviates(a, x, axis) for axis in (None, 0, 1, -1) if x.size),
                 same(a.trace(), x.trace().astype(d.dtype)),
                 same(a.diagonal(), whole.diagonal()),
                 None if type(a.norm()) is float and np.ndim(a.sum()) == 0 else "no scalars",
@@ -158,3 +169,4 @@ def test_errors(comm):
             refuses(ctx, pb.RankMismatchError, ["ord"], a.norm, which)
             axis = 1 if comm.rank else 0
             refuses(ctx, pb.RankMismatchError, ["axis"], a.sum, axis)
+            refuses(ctx, pb.RankMismatchError, ["axis"], a.std, axis)
