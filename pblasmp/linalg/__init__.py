@@ -13,6 +13,8 @@ import contextlib
 import importlib
 from typing import Any, NoReturn
 
+from numpy.linalg import LinAlgError
+
 from . import eigen, general, least_squares, orthogonal, positive, systems
 from .eigen import SvdResult, eigh, eigvalsh, svd, svdvals
 from .factorization_call import FactorizationCall
@@ -25,6 +27,7 @@ from .refinement import Refinement
 from .systems import inv, solve, solve_triangular
 
 __all__ = [
+    "LinAlgError",
     "LstsqResult",
     "QrFactors",
     "Refinement",

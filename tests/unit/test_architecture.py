@@ -46,7 +46,7 @@ BLAS = {
 LINALG = {
     "solve", "solve_triangular", "cholesky", "cho_factor", "cho_solve", "lu_factor", "lu_solve", "qr",
     "lstsq", "inv", "det", "slogdet", "norm", "cond", "cond_estimate", "matrix_rank", "pinv", "eigh", "eigvalsh",
-    "svd", "svdvals", "LstsqResult", "QrFactors", "Refinement", "SvdResult",
+    "svd", "svdvals", "LinAlgError", "LstsqResult", "QrFactors", "Refinement", "SvdResult",
 }  # fmt: skip
 
 
