@@ -174,7 +174,7 @@ class _ParallelLinear(ParallelModule):
         if self._replaced:
             self._check_ties()
         mains = self.main_grads() if self.gradient_accumulation_fusion else ()
-        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias, mains)
+        y = self._forward(x, self._held("weight"), None if self.skip_bias_add else self._held("bias"), mains)
         if not self.skip_bias_add:
             return y
         return y, self.bias if self.bias is None or isinstance(y, DTensor) else local(self.bias)

@@ -252,6 +252,13 @@ class ParallelModule(torch.nn.Module):
         placement = Replicate() if dim is None else Shard(dim)
         return torch.nn.Parameter(on_mesh(values, mesh, placement, shape))
 
+    def _held(self, name: str) -> Any:
+        """Return a parameter, or what PyTorch has put in its place. Local.
+
+        As an attribute it is looked for among all others first, which takes as long as a call of a plan reads arrays.
+        """
+        return self._parameters[name] if name in self._parameters else getattr(self, name)
+
     # -- what PyTorch does to parameters
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
