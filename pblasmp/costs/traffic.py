@@ -12,6 +12,7 @@ import numpy as np
 from ..comm import Side
 from ..comm.exchange import SLOTS
 from ..dtypes import scalar
+from ..engines.arrays import empty_part
 from ..engines.host.host_engine import HostEngine
 from ..engines.method import prepare
 from ..engines.request import AnyProblem, Operands, Options, Task
@@ -162,14 +163,12 @@ def operands_bytes(problem: MatmulProblem | Level3Problem | FactorProblem) -> in
 
 def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
     """Return a rank's arrays of a problem. Local."""
-    if isinstance(problem, FactorProblem):
-        least = min(problem.a.shape)
-        return Operands(
-            **{name: _part(engine, getattr(problem, name)) for name in "abcd"},
-            pivots=np.zeros(least, np.int64), tau=np.zeros(least, problem.a.dtype),
-        )  # fmt: skip
     if not isinstance(problem, ParallelProblem):
-        return Operands(*(_part(engine, getattr(problem, name)) for name in "abcd"))
+        found = Operands(*(x and empty_part(engine, x) for x in (getattr(problem, name) for name in "abcd")))
+        if isinstance(problem, FactorProblem):
+            least = min(problem.a.shape)
+            found.pivots, found.tau = np.zeros(least, np.int64), np.zeros(least, problem.a.dtype)
+        return found
     p, rank = problem, engine.transport.rank
     tokens, inputs, outputs = p.tokens[rank], p.inputs[rank], p.outputs[rank]
     shape = (p.rows[rank], sum(p.outputs) if p.form == "matmul_allgather" else outputs)
@@ -188,16 +187,6 @@ def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
     if p.return_gathered:
         gathered = engine.empty((sum(p.tokens), inputs), p.dtype, "C", inputs)
     return Operands(x, w, c, d, gathered=gathered)
-
-
-def _part(engine: HostEngine, x: MatrixDescriptor | None) -> Any:
-    """Return a rank's part of a matrix, empty outside its grid; None if there is no matrix."""
-    if x is None:
-        return None
-    rank = engine.transport.rank
-    if rank >= x.grid.size:
-        return engine.empty((0, 0), x.dtype, "C", 1)
-    return engine.empty(x.local_shape(rank), x.dtype, x.order, x.lld(rank))
 
 
 @dataclass(frozen=True)

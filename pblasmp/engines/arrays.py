@@ -42,13 +42,18 @@ def address(array: LocalArray) -> int:
     return int(at)
 
 
-def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
-    """Return this rank's part of a new matrix, empty outside its grid. Collective: if one rank fails, all do."""
+def empty_part(engine: Engine, x: MatrixDescriptor, *, symmetric: bool = False) -> LocalArray:
+    """Return memory for this rank's part of a matrix, empty outside its grid. Local; collective if ``symmetric``."""
     rank = engine.transport.rank
     inside = rank < x.grid.size
     shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
+    return engine.empty(shape, x.dtype, x.order, ld, symmetric=symmetric)
+
+
+def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
+    """Return this rank's part of a new matrix, empty outside its grid. Collective: if one rank fails, all do."""
     with Agreement(engine.transport.comm, "making a matrix"):
-        return engine.empty(shape, x.dtype, x.order, ld)
+        return empty_part(engine, x)
 
 
 def move(

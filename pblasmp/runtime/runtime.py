@@ -33,6 +33,7 @@ from ..comm import (
     where_others_wait,
     wrap,
 )
+from ..engines.arrays import empty_part
 from ..engines.choose import EngineName, choose_engine
 from ..engines.direct import Direct
 from ..engines.protocol import Engine
@@ -411,10 +412,7 @@ class Runtime(Generic[Matrix]):
 
     def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> Matrix:
         """Return an uninitialized matrix without agreement. Local; collective if ``symmetric``."""
-        inside = self.rank < descriptor.grid.size
-        shape, ld = (descriptor.local_shape(self.rank), descriptor.lld(self.rank)) if inside else ((0, 0), 1)
-        local = self.engine.empty(shape, descriptor.dtype, descriptor.order, ld, symmetric=symmetric)
-        return self.matrix(descriptor, local)
+        return self.matrix(descriptor, empty_part(self.engine, descriptor, symmetric=symmetric))
 
     def matrix(self, descriptor: MatrixDescriptor, local: LocalArray) -> Matrix:
         """Return the matrix over a local array. Local."""

@@ -18,7 +18,7 @@ from ..comm import Communicator
 from ..costs.machines import machine_from
 from ..costs.predict import FACTORED, kind_of, predict
 from ..dtypes import as_dtype
-from ..engines.arrays import set_diagonal
+from ..engines.arrays import empty_part, set_diagonal
 from ..engines.composite import ExchangeMove
 from ..engines.protocol import Engine
 from ..engines.request import AnyProblem, Operands
@@ -258,8 +258,6 @@ def _moved(engine: Engine, comm: Communicator, nbytes: int) -> tuple[Callable[[]
     n = math.isqrt(nbytes * size // 8) // size * size or size
     source = MatrixDescriptor((n, n), (n, n // size), Grid(1, size))
     target = MatrixDescriptor((n, n), (n // size, n), Grid(size, 1))
-    a, d = (
-        engine.empty(x.local_shape(comm.rank), x.dtype, x.order, x.lld(comm.rank)) for x in (source, target)
-    )
+    a, d = (empty_part(engine, x) for x in (source, target))
     move = ExchangeMove(engine, source, target)
     return move.bind(Operands(a, None, None, d)).run, move.sent_bytes, size - 1
