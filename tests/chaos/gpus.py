@@ -60,7 +60,12 @@ FAULTS = {
 }  # fmt: skip
 
 WORKS = "matmul gathered", "ar push", "ar one_shot", "ar nccl", "matmul default"
-BETWEEN_HOSTS = "matmul gathered", "ar push", "ar nccl"  # work that needs no symmetric memory of all ranks
+BETWEEN_HOSTS = (
+    "matmul gathered",
+    "matmul direct",
+    "ar push",
+    "ar nccl",
+)  # work that needs no symmetric memory of all ranks
 TRIALS: list[dict[str, Any]] = [
     {"fault": "memory", "work": "", "cases": CASES[:5]},
     {"fault": "memory", "work": "", "cases": CASES[5:]},
@@ -72,6 +77,7 @@ TRIALS: list[dict[str, Any]] = [
     },
     *({"fault": "kill", "work": work} for work in WORKS),
     *({"fault": "trap", "work": work} for work in WORKS),
+    *({"fault": fault, "work": "matmul direct"} for fault in ("kill", "trap", "raise")),
     *({"fault": "raise", "work": work} for work in WORKS[::2]),
     *({"fault": "raise caught", "work": work, "n": n} for work in ONE_KERNEL for n in (512, 4096)),
     *({"fault": "kill", "work": work} for work in ONE_KERNEL),

@@ -17,8 +17,9 @@ def library(tmp_path_factory):
 @starts_ranks
 @pytest.mark.parametrize(
     ("fault", "work"),
-    [("kill", "matmul gathered"), ("raise", "ar push"), *only_long(("trap", "ar nccl")), ("trap", "matmul default"),
-     ("trap caught", "ar nccl"), ("raise caught", "ar push"), ("nccl", "ar nccl"), ("return", "matmul push")],
+    [("kill", "matmul gathered"), ("raise", "matmul direct"), ("raise", "ar push"),
+     *only_long(("trap", "ar nccl")), ("trap", "matmul default"), ("trap caught", "ar nccl"),
+     ("raise caught", "ar push"), ("nccl", "ar nccl"), ("return", "matmul push")],
 )  # fmt: skip
 def test_a_trial_on_played_gpus_ends_well(library, fault, work):
     ending, faults, output = tried({"fault": fault, "work": work, "library": library, "n": 32}, 2)
