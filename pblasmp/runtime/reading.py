@@ -153,7 +153,7 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
     contexts = [
         x.context if isinstance(x, Handle) else x for x in matrices if isinstance(x, (Handle, Runtime))
     ]
-    different = [ctx for ctx in dict.fromkeys(contexts) if not ctx.is_closed]
+    different = [ctx for ctx in {id(ctx): ctx for ctx in contexts}.values() if not ctx.is_closed]
     if len(different) == 1:
         return different[0]
     found: Runtime[Any] | None = Runtime.where_others_call(call, next(iter(different), None))
