@@ -506,9 +506,29 @@ def kept_gradients(ctx: pb.Context) -> None:
         assert parameter.grad.placements == parameter.placements
 
 
+class Doubled(nn.Module):
+    """Twice what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def computed_weight(ctx: pb.Context) -> None:
+    """A split layer multiplies by what PyTorch puts in a parameter's place."""
+    _, whole, _, down = column_and_row(ctx, False)
+    nn.utils.parametrize.register_parametrization(down, "weight", Doubled())
+    x = integers(ctx, 7, 5, 16)
+    y = down(x[:, own(16, ctx)])
+    compare("y", y, 2 * whole(x) - whole.bias)
+    y.sum().backward()
+    whole(x).sum().backward()
+    gradient = down.parametrizations.weight.original.grad
+    compare("gradient", gradient, 2 * whole.weight.grad[:, own(16, ctx)])
+
+
 LAYERS = (
     partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, weights_beside,
-    known, refused, uneven_gradients, kept_gradients
+    known, refused, uneven_gradients, kept_gradients, computed_weight
 )  # fmt: skip
 
 # -- training
