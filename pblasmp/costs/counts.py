@@ -34,23 +34,15 @@ Factors = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 @dataclass
 class Counts:
-    """What each rank moves, in arrays over the ranks.
+    """What each rank moves, in arrays over the ranks, under the names that they have in ``Traffic``."""
 
-    Attributes:
-        sent, received: bytes in messages.
-        sent_here, received_here: bytes in messages to and from ranks of the same node.
-        messages: how many a rank sends.
-        copied: bytes that a rank copies itself.
-        shared: of these, bytes from or to memory that the ranks of its node share.
-    """
-
-    sent: Numbers
-    received: Numbers
-    sent_here: Numbers
-    received_here: Numbers
+    sent_bytes: Numbers
+    received_bytes: Numbers
+    node_bytes: Numbers
+    node_received: Numbers
     messages: Numbers
-    copied: Numbers
-    shared: Numbers
+    copied_bytes: Numbers
+    shared_bytes: Numbers
 
     @classmethod
     def none(cls, size: int) -> Counts:
@@ -90,15 +82,15 @@ def counts_of(
     near, by = at_node if readable or written else (owners, writers)  # what is copied, not sent
     given, taken = _shared(elements, (here, near), (there, by))
     if readable:
-        np.add.at(found.copied, writers, taken)
-        np.add.at(found.shared, writers, taken - _shared(elements, (here, owners), (there, writers))[1])
+        np.add.at(found.copied_bytes, writers, taken)
+        np.add.at(found.shared_bytes, writers, taken - _shared(elements, (here, owners), (there, writers))[1])
     else:
-        np.add.at(found.copied, owners, given)
-        found.shared[...] = np.where(written & (np.bincount(node)[node] > 1), found.copied, 0)
+        np.add.at(found.copied_bytes, owners, given)
+        found.shared_bytes[...] = np.where(written & (np.bincount(node)[node] > 1), found.copied_bytes, 0)
         if not written:
             out, arriving = _shared(elements, (here, at_node[0]), (there, at_node[1]))
-            np.add.at(found.sent_here, owners, out - given)
-            np.add.at(found.received_here, writers, arriving - taken)
+            np.add.at(found.node_bytes, owners, out - given)
+            np.add.at(found.node_received, writers, arriving - taken)
 
     def far(factors: Factors, turns: tuple[Any, Any], cells: Any = slice(None)) -> list[Numbers]:
         """Return what is shared with others than those that are near, and have the same turn."""
@@ -108,20 +100,20 @@ def counts_of(
         return [x - y for x, y in zip(every, close, strict=True)]
 
     out, arriving = far(elements, (0, 0))
-    np.add.at(found.sent, owners, out)
+    np.add.at(found.sent_bytes, owners, out)
     np.add.at(found.messages, owners, far(messages, (0, 0))[0])
     if not written:
-        np.add.at(found.received, writers, arriving)
+        np.add.at(found.received_bytes, writers, arriving)
     elif out.any():  # the ranks of a node take turns at what arrives
         counts, (cells, turn) = dst.cells.counts, np.nonzero(dst.cells.ranks >= 0)
         for count in np.unique(counts):
             which = counts[cells] == count
             of, turns = cells[which], turn[which]
-            np.add.at(
-                found.received, dst.cells.ranks[of, turns], far(elements, (owners % count, turns), of)[1]
-            )
-    for name in ("sent", "received", "sent_here", "received_here", "copied", "shared"):
-        getattr(found, name)[...] *= itemsize
+            arriving = far(elements, (owners % count, turns), of)[1]
+            np.add.at(found.received_bytes, dst.cells.ranks[of, turns], arriving)
+    for each in fields(found):
+        if each.name != "messages":
+            getattr(found, each.name)[...] *= itemsize
     return found
 
 

@@ -106,18 +106,14 @@ def in_64_bits(found: list[int], problem: object) -> Numbers:
 def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
     """Return what ranks move, and by which links, with the ``rest`` that is known of them. Local."""
     links = {
-        "same_rank": int((counts.copied - counts.shared).sum()),
-        "same_node": int((counts.sent_here + counts.shared).sum()),
-        "other_node": int((counts.sent - counts.sent_here).sum()),
+        "same_rank": int((counts.copied_bytes - counts.shared_bytes).sum()),
+        "same_node": int((counts.node_bytes + counts.shared_bytes).sum()),
+        "other_node": int((counts.sent_bytes - counts.node_bytes).sum()),
     }
     none = np.zeros(ranks.size, np.int64)
     known: dict[str, Any] = dict.fromkeys(("flops", "touched_bytes", "like"), none)
     known |= {"meetings": 0, "collectives": 0} | rest
-    return Traffic(
-        nranks=ranks.size, ranks_per_node=ranks.per_node, sent_bytes=counts.sent, received_bytes=counts.received,
-        messages=counts.messages, copied_bytes=counts.copied, links=links, node_received=counts.received_here,
-        node_bytes=counts.sent_here, shared_bytes=counts.shared, **known,
-    )  # fmt: skip
+    return Traffic(nranks=ranks.size, ranks_per_node=ranks.per_node, links=links, **vars(counts), **known)
 
 
 def _dtype_of(problem: AnyProblem) -> np.dtype:
@@ -303,9 +299,10 @@ def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, sh
         here = sum(nbytes for rank, nbytes in moved.items() if rank // ranks.per_node == node)
         return here + (sums if len(ranks.nodes) == 1 else 0)
 
-    for found, more in (
-        (counts.copied, run.copied), (counts.shared, run.copied if shares else 0), (counts.sent, run.sent),
-        (counts.received, sums + asks.received.total()), (counts.messages, asks.messages.total()),
-        (counts.sent_here, near(asks.sent)), (counts.received_here, near(asks.received)),
-    ):  # fmt: skip
-        found[members] += more
+    more = {
+        "copied_bytes": run.copied, "shared_bytes": run.copied if shares else 0, "sent_bytes": run.sent,
+        "received_bytes": sums + asks.received.total(), "messages": asks.messages.total(),
+        "node_bytes": near(asks.sent), "node_received": near(asks.received),
+    }  # fmt: skip
+    for name, number in more.items():
+        getattr(counts, name)[members] += number

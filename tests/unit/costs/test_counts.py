@@ -35,19 +35,19 @@ def by_pairs(src, dst, node, limit):
                 continue
             owner, writer = ends(s, target.ranks)
             if owner == writer:
-                found.copied[owner] += elements
+                found.copied_bytes[owner] += elements
                 if owner != s[0] or len(target.ranks) > 1:
-                    found.shared[owner] += elements
+                    found.shared_bytes[owner] += elements
                 continue
             count = 1
             if elements > limit:
                 count = len(piece_of(src, source, dst, target).split(limit, dst.order))
-            found.sent[owner] += elements
-            found.received[writer] += elements
+            found.sent_bytes[owner] += elements
+            found.received_bytes[writer] += elements
             found.messages[owner] += count
             if node[owner] == node[writer]:
-                found.sent_here[owner] += elements
-                found.received_here[writer] += elements
+                found.node_bytes[owner] += elements
+                found.node_received[writer] += elements
     return found
 
 
@@ -129,7 +129,7 @@ def test_fewer_blocks_than_processes():
     moved = counts_of([(src, dst)], 8, 65536, [(rank,) for rank in range(65536)], None)
     assert tracemalloc.get_traced_memory()[1] < 2**28
     tracemalloc.stop()
-    assert moved.sent.sum() == moved.received.sum() > 0
+    assert moved.sent_bytes.sum() == moved.received_bytes.sum() > 0
 
 
 def test_a_million_rows():
