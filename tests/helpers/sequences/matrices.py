@@ -180,13 +180,9 @@ class Matrices(State):
         expect(differs(held.matrix.allgather(), held.whole))
 
     @step(
-        matrices,
-        of=matrices,
-        out=st.none() | matrices,
-        layout=layouts(),
-        kind=numbers,
+        matrices, of=matrices, out=st.none() | matrices, layout=layouts(), kind=numbers,
         part=sampled_from(["", "LN", "UN", "LU", "UU"]),
-    )
+    )  # fmt: skip
     def redistribute(self, of, out, layout, kind, part):
         """Another layout, perhaps another type; to a new matrix or into one that is there."""
         held = self.pick(of)
@@ -222,12 +218,9 @@ class Matrices(State):
         return self.keep(held.matrix.H if adjoint else held.matrix.T, turned)
 
     @step(
-        of=matrices,
-        other=matrices,
-        window=windows,
-        seed=seeds,
+        of=matrices, other=matrices, window=windows, seed=seeds,
         value=sampled_from(["number", "matrix", "itself", "its transpose"]),
-    )
+    )  # fmt: skip
     def assign(self, of, other, window, seed, value):
         """Write a number, a matrix, or a part of the same matrix into a sub-matrix."""
         held = self.pick(of)
@@ -316,11 +309,9 @@ class Matrices(State):
         return self.keep(held.matrix.astype(dtype), held.whole.astype(dtype))
 
     @step(
-        matrices,
-        of=matrices,
-        k=numbers,
+        matrices, of=matrices, k=numbers,
         how=sampled_from(["abs", "conj", "real", "imag", "square", "tril", "triu", "map"]),
-    )
+    )  # fmt: skip
     def function(self, of, k, how):
         """A function of each element, or zeros on one side of a diagonal."""
         held = self.pick(of, lambda held: held.arithmetic)
@@ -358,10 +349,9 @@ class Matrices(State):
 
     @step(
         of=matrices,
-        how=sampled_from(
-            ["sum", "rows", "columns", "trace", "diagonal", "max", "fro", "least", "largest", "mean", "close"]
-        ),
-    )
+        how=sampled_from(["sum", "rows", "columns", "trace", "diagonal", "max", "fro", "least", "largest", "mean",
+                          "close"]),
+    )  # fmt: skip
     def reduce(self, of, how):
         """Sums and norms, which every rank has."""
         held = self.pick(of, lambda held: held.arithmetic)
@@ -431,16 +421,11 @@ class Matrices(State):
     # -- products
 
     @step(
-        matrices,
-        of=matrices,
-        other=matrices,
-        ops=sampled_from(["NN", "NT", "TN", "TT", "CN", "NC"]),
-        seed=seeds,
-        alpha=sampled_from([1, 2, -1, 0]),
-        beta=sampled_from([0, 1, -2]),
+        matrices, of=matrices, other=matrices, ops=sampled_from(["NN", "NT", "TN", "TT", "CN", "NC"]),
+        seed=seeds, alpha=sampled_from([1, 2, -1, 0]), beta=sampled_from([0, 1, -2]),
         out=sampled_from(["new", "there", "c"]),
         algo=sampled_from(["auto", "gathered", "panels", "stationary", "shared", "push", "default"]),
-    )
+    )  # fmt: skip
     def matmul(self, of, other, ops, seed, alpha, beta, out, algo):
         """A product of matrices that are there, with C and into a result that is there."""
         a = self.pick(of, lambda held: held.arithmetic)
@@ -507,15 +492,10 @@ class Matrices(State):
         return None if tolerance else self.keep(product.matrix, product.whole)
 
     @step(
-        matrices,
-        of=matrices,
-        other=matrices,
-        routine=sampled_from(["syrk", "symm", "trmm", "trsm", "geadd", "tradd"]),
-        uplo=sampled_from("LU"),
-        op=sampled_from("NT"),
-        seed=seeds,
-        there=st.booleans(),
-    )
+        matrices, of=matrices, other=matrices,
+        routine=sampled_from(["syrk", "symm", "trmm", "trsm", "geadd", "tradd"]), uplo=sampled_from("LU"),
+        op=sampled_from("NT"), seed=seeds, there=st.booleans(),
+    )  # fmt: skip
     def update(self, of, other, routine, uplo, op, seed, there):
         """A routine of level 3 on a matrix that is there, perhaps into one that is there."""
         b = self.pick(of, lambda held: held.arithmetic and held.whole.dtype.itemsize > 2)
@@ -563,12 +543,9 @@ class Matrices(State):
     # -- files
 
     @step(
-        files,
-        of=matrices,
-        number=st.integers(0, 2),
-        kind=sampled_from(FORMATS),
+        files, of=matrices, number=st.integers(0, 2), kind=sampled_from(FORMATS),
         order=sampled_from([None, "C", "F"]),
-    )
+    )  # fmt: skip
     def save(self, of, number, kind, order):
         """A file, new or in place of one that is there."""
         held = self.pick(of, lambda held: kind != "npy" or not is_foreign(held.whole.dtype))
@@ -606,10 +583,9 @@ class Matrices(State):
         pblas.gridexit(grid)
 
     @step(
-        grid=grids,
-        name=sampled_from([name for name in FUNCTIONS if name not in ("syrkx", "herkx")]),
+        grid=grids, name=sampled_from([name for name in FUNCTIONS if name not in ("syrkx", "herkx")]),
         seed=seeds,
-    )
+    )  # fmt: skip
     def fortran(self, grid, name, seed):
         """A routine under its PBLAS name."""
         rng = np.random.default_rng(seed)
@@ -620,13 +596,10 @@ class Matrices(State):
 
     @precondition(on_host)
     @step(
-        dtype=blas_types,
-        seed=seeds,
-        n=st.integers(1, 39),
+        dtype=blas_types, seed=seeds, n=st.integers(1, 39),
         how=sampled_from(["gen", "pos", "tri", "lu", "cholesky", "lstsq", "ranked", "refined"]),
-        uplo=sampled_from("LU"),
-        singular=st.booleans(),
-    )
+        uplo=sampled_from("LU"), singular=st.booleans(),
+    )  # fmt: skip
     def solve(self, dtype, seed, n, how, uplo, singular):
         """A system with a solution of small integers, or a matrix that has no factor: an error, and all goes on."""
         dtype = np.dtype(dtype)
@@ -667,12 +640,9 @@ class Matrices(State):
 
     @precondition(on_host)
     @step(
-        dtype=blas_types,
-        seed=seeds,
-        n=st.integers(1, 39),
-        how=sampled_from(["eigh", "pair", "svd"]),
+        dtype=blas_types, seed=seeds, n=st.integers(1, 39), how=sampled_from(["eigh", "pair", "svd"]),
         uplo=sampled_from("LU"),
-    )
+    )  # fmt: skip
     def spectrum(self, dtype, seed, n, how, uplo):
         """Eigenpairs, of one matrix or of two, or singular values and vectors."""
         dtype = np.dtype(dtype)

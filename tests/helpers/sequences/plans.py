@@ -44,12 +44,9 @@ class Plans(State):
     """Calls that are made again and again; what belongs to no matrix."""
 
     @step(
-        plans,
-        kind=sampled_from(["product", "routine", "parallel", "move"]),
-        seed=seeds,
-        stream=streams,
+        plans, kind=sampled_from(["product", "routine", "parallel", "move"]), seed=seeds, stream=streams,
         planned=st.booleans(),
-    )
+    )  # fmt: skip
     def prepare(self, kind, seed, stream, planned):
         """A random call with its own operands, which runs on one stream."""
         rng = random.Random(seed)
@@ -83,11 +80,9 @@ class Plans(State):
         )  # fmt: skip
 
     @step(
-        plan=plans,
-        turns=st.lists(st.integers(0, TURNS - 1), min_size=1, max_size=6),
-        sleeper=st.none() | ranks,
-        wait=st.booleans(),
-    )
+        plan=plans, turns=st.lists(st.integers(0, TURNS - 1), min_size=1, max_size=6),
+        sleeper=st.none() | ranks, wait=st.booleans(),
+    )  # fmt: skip
     def run(self, plan, turns, sleeper, wait):
         """Queue some runs with other operands in turn; perhaps the stream of one rank sleeps first."""
         planned = self.plans[plan]
@@ -172,12 +167,9 @@ class Plans(State):
             kept._most = most
 
     @step(
-        kind=sampled_from([*epilogues.KINDS]),
-        scheme=schemes,
-        dtype=sampled_from(["float64", "float32"]),
-        order=sampled_from("CF"),
-        seed=seeds,
-    )
+        kind=sampled_from([*epilogues.KINDS]), scheme=schemes, dtype=sampled_from(["float64", "float32"]),
+        order=sampled_from("CF"), seed=seeds,
+    )  # fmt: skip
     def followed(self, kind, scheme, dtype, order, seed):
         """A product with an epilogue."""
         rng = np.random.default_rng(seed)
