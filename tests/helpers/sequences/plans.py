@@ -33,6 +33,7 @@ KEPT = 20  # patterns, more than the plans for which there is room
 
 schemes = sampled_from(["gemm", *SCHEMES])
 streams = st.integers(0, STREAMS - 1)
+turns = st.lists(st.integers(0, TURNS - 1), min_size=1, max_size=6)
 
 
 def once(function):
@@ -45,10 +46,10 @@ class Plans(State):
 
     @step(
         plans, kind=sampled_from(["product", "routine", "parallel", "move"]), seed=seeds, stream=streams,
-        planned=st.booleans(),
+        planned=st.booleans(), turns=turns,
     )  # fmt: skip
-    def prepare(self, kind, seed, stream, planned):
-        """A random call with its own operands, which runs on one stream."""
+    def prepare(self, kind, seed, stream, planned, turns):
+        """A random call with its own operands, which runs on one stream, at once and later."""
         rng = random.Random(seed)
         form, routine = rng.choice(list(PARALLEL)), rng.choice(list(ROUTINES))
         overlapped = list(OF_TENSORS[form]) if self.ctx.engine.name == "cublasmp" else []
@@ -64,6 +65,7 @@ class Plans(State):
         self.ctx.engine.synchronize()  # the stream does not wait for what made the operands
         self.made += 1
         self.plans[self.made] = Planned(job, stream, kind)
+        self.queue(self.made, turns)
         return self.made
 
     def job(self, rng, kind, algo, form, routine, planned):
@@ -79,12 +81,15 @@ class Plans(State):
             most=most if self.device.flops > most**3 else 70,
         )  # fmt: skip
 
-    @step(
-        plan=plans, turns=st.lists(st.integers(0, TURNS - 1), min_size=1, max_size=6),
-        sleeper=st.none() | ranks, wait=st.booleans(),
-    )  # fmt: skip
+    @step(plan=plans, turns=turns, sleeper=st.none() | ranks, wait=st.booleans())
     def run(self, plan, turns, sleeper, wait):
-        """Queue some runs with other operands in turn; perhaps the stream of one rank sleeps first."""
+        """Queue some runs; perhaps the stream of one rank sleeps first."""
+        self.queue(plan, turns, sleeper)
+        if wait:
+            self.wait_for_plans()
+
+    def queue(self, plan, turns, sleeper=None):
+        """Queue runs with other operands in turn."""
         planned = self.plans[plan]
         if len(self.pending) >= MOST_PENDING:
             self.wait_for_plans()
@@ -102,8 +107,6 @@ class Plans(State):
                     planned.job.queue = planned.job.plan.graph().replay
                     result = planned.job.run(turn)
                 self.pending.append((planned, turn, copied(result)))
-        if wait:
-            self.wait_for_plans()
 
     run_2 = run_3 = run_4 = run  # drawn as often as four others
 
