@@ -16,10 +16,13 @@ from ..errors import ArgumentError, ArgumentTypeError, LayoutError, short_repr
 from ..layout.factor_problem import ASSUMED
 from ..layout.grid import one_of
 from ..matrix import verification
+from ..matrix.columns import as_column, is_vector
 from ..matrix.distributed import DistributedMatrix
 from ..matrix.verification import Verification
 from ..runtime.reading import check_operands, context_of, refuse
 from .eigen import condition_of
+from .factorization_call import pair_of
+from .least_squares import LstsqResult
 from .residuals import Claim, matrices_of
 
 Array = NDArray[Any]
@@ -100,6 +103,8 @@ def verify(*args: Any, **how: Any) -> Verification:
         )
         refuse("verify", error, *args)
     a, given, found = args[0], args[1:], how.pop("found")
+    if len(given) == 2 and is_vector(given[1]):
+        given, found = _by_columns(given, found)
     try:
         name = a if isinstance(a, str) else getattr(a, "__name__", "")
         check = _Check(name, given, found, how)
@@ -120,6 +125,22 @@ def verify(*args: Any, **how: Any) -> Verification:
         if claim.name == "eigh" and len(claim.args) == 2 and len(found[0]) < claim.args[0].shape[0]:
             claim.condition = condition_of(claim.args[1], claim.uplo == "L")
         return claim.verdict(ctx)
+
+
+def _by_columns(given: tuple[Any, Any], found: Any) -> tuple[tuple[Any, Any], Any]:
+    """Return what a function was given, and has found, for a vector, as matrices of one column. Collective."""
+    a, b = given
+    factor = pair_of(a)[0]
+    if not isinstance(factor, DistributedMatrix):
+        return given, found
+    with context_of("verify", factor).running("verify"):
+        given = a, as_column("verify", factor, b)
+        x = found[0] if isinstance(found, tuple) else found
+        if is_vector(x):
+            x = as_column("verify", factor, x, "found")
+    if not isinstance(found, tuple):
+        return given, x
+    return given, found._replace(x=x) if isinstance(found, LstsqResult) else (x, *found[1:])
 
 
 class _Check:

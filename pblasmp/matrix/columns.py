@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import MatrixDescriptor
@@ -18,6 +19,34 @@ from .arithmetic import as_numbers, digest
 def is_vector(x: object) -> bool:
     """Return whether it is a NumPy array of one dimension. Local."""
     return isinstance(x, np.ndarray) and x.ndim == 1
+
+
+def as_column(call: str, a: Handle, vector: NDArray[Any], name: str = "b") -> Any:
+    """Return a matrix of one column with a vector's values, of A's type and on its grid. Collective over the context.
+
+    Args:
+        call: for which it is made.
+        a: a matrix.
+        vector: the same on every rank.
+        name: what messages call it.
+
+    Raises:
+        ArgumentError: the vector is complex and A real, or it holds no numbers.
+        RankMismatchError: the ranks gave different vectors.
+    """
+    ctx, of_a = a.context, a.descriptor
+    with ctx.agreement(call) as facts:
+        vector = as_numbers(vector, name)
+        facts.update({"a": of_a, "the vector's shape, type and digest": digest(vector)})
+        if vector.dtype.kind == "c" and a.dtype.kind != "c":
+            raise ArgumentError(f"{name}: {vector.dtype} does not convert to {a.dtype.name}, the type of a")
+        d = MatrixDescriptor((len(vector), 1), (of_a.block[0], 1), of_a.grid, dtype=of_a.dtype)
+        column = ctx.allocate(d)
+        if ctx.coords(d) is not None:
+            rows = d.global_indices(ctx.rank)[0]
+            here = vector[rows].astype(d.dtype)[:, None]
+            ctx.engine.from_host(column.local, here[:, : column.local.shape[1]])
+        return column
 
 
 def by_column(function: Callable[..., Any], a: Any, arguments: Mapping[str, Any]) -> Any:
@@ -35,20 +64,8 @@ def by_column(function: Callable[..., Any], a: Any, arguments: Mapping[str, Any]
     name, vector = function.__name__, arguments["b"]
     if not isinstance(a, Handle):
         refuse(name, ArgumentTypeError(f"{next(iter(arguments))}: {no_matrix(a)}"))
-    ctx = context_of(name, a)
-    with ctx.running(name):
-        with ctx.agreement(name) as facts:
-            vector = as_numbers(vector, "b")
-            facts.update({"a": a.descriptor, "the vector's shape, type and digest": digest(vector)})
-            if vector.dtype.kind == "c" and a.dtype.kind != "c":
-                raise ArgumentError(f"b: {vector.dtype} does not convert to {a.dtype.name}, the type of a")
-            of_a = a.descriptor
-            d = MatrixDescriptor((len(vector), 1), (of_a.block[0], 1), of_a.grid, dtype=of_a.dtype)
-            column = ctx.allocate(d)
-            if ctx.coords(d) is not None:
-                rows = d.global_indices(ctx.rank)[0]
-                here = vector[rows].astype(d.dtype)[:, None]
-                ctx.engine.from_host(column.local, here[:, : column.local.shape[1]])
+    with context_of(name, a).running(name):
+        column = as_column(name, a, vector)
         found = function(**{**arguments, "b": column})
         if not isinstance(found, tuple):
             return found.allgather()[:, 0]

@@ -142,6 +142,16 @@ def vectors(matrix, whole, square, right):
         ("A.T @ integers", a.T @ np.arange(N), whole.T @ np.arange(N)),
     ):  # fmt: skip
         yield case, far(x, expected) if type(x) is np.ndarray else f"a {type(x).__name__}"
+    for function, first, how in (
+        (la.solve, a, {}), (la.solve, a, {"refine": "float32", "return_info": True}), (la.solve_triangular, a, {}),
+        (la.lu_solve, la.lu_factor(a), {"trans": 1}), (la.cho_solve, la.cho_factor(p), {}),
+        (la.lstsq, a[:, :5], {}), (la.lstsq, a[:, :5], {"rcond": None}),
+    ):  # fmt: skip
+        x = function(first, right, **how)
+        verified = pb.verify(function, first, right, found=x, **how)
+        wrong = pb.verify(function, first, right + 1, found=x, **how)
+        assert verified, f"verify {function.__name__} {how}: {verified}"
+        assert not wrong, f"verify {function.__name__} {how} of another vector: {wrong}"
 
 
 def numbers_of(a, whole):
