@@ -226,7 +226,7 @@ def _read(file: Source, kind: str = "problems") -> tuple[Path, Text, str]:
     path: Path | None = None
     if isinstance(file, str) and file == "-":
         name, opened = "<stdin>", getattr(sys.stdin, "buffer", sys.stdin)
-    elif isinstance(file, (str, PathLike)):
+    elif isinstance(file, (str, PathLike)) and str(file):
         path, shipped = Path(file), root() / kind / f"{file}.toml"
         if path.name == str(file) and not path.exists() and shipped.is_file():
             path = shipped

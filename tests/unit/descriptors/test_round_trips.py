@@ -244,8 +244,11 @@ def test_open_files(tmp_path):
     path.write_text("routine = 'trsm'")
     with path.open() as file, pytest.raises(pb.ArgumentError, match=r"mine\.toml has 3 faults: "):
         pb.load_problem(file)
-    with pytest.raises(pb.ArgumentError, match="file: expected a path, '-' or an open file, got 3"):
-        pb.load_problem(3)
+    for wrong in (3, ""):  # an unset variable of a shell
+        with pytest.raises(
+            pb.ArgumentError, match=f"file: expected a path, '-' or an open file, got {wrong!r}"
+        ):
+            pb.load_problem(wrong)
 
 
 # --- faults ---
