@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, refuses, scattered, unlike
+from tests.helpers.cases import first, layout, misplaced, numbers, refuses, scattered, unlike
 from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -87,7 +87,7 @@ def test_every_function_is_planned(comm):
         for name, function, args, how in calls(ctx, rng):
             expected = local(function(*args, **how))
             with pb.plan(function.__name__, *args, **how) as plan:
-                yield name, unlike(local(plan()), expected)
+                assert not unlike(local(plan()), expected), name
                 refuses(ctx, pb.UnsupportedError, ["a CUDA graph: the host engine has none"], plan.graph)
             words = ["unexpected keyword argument 'nonsense'"]
             refuses(ctx, TypeError, words, pb.plan, function, *args, **how, nonsense=1)
@@ -150,7 +150,9 @@ def test_algorithms_by_name(comm):
                     "requested",
                 )
                 listed = set(report.algorithms) == set(NAMES[name])
-                yield f"{name} {algo}", wrong or (None if said and listed else str(report))
+                assert not wrong, f"{name} {algo}"
+                assert said, f"{name} {algo}: {report}"
+                assert listed, f"{name} {algo}: {report}"
             names = ", ".join(map(repr, ("auto", *NAMES[name])))
             words = [f"algo: the host engine has {names} here, got 'summa'"]
             how = {**how, "algo": "summa"}
@@ -158,8 +160,7 @@ def test_algorithms_by_name(comm):
             refuses(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how)
             if ctx.size > 1:
                 how["algo"] = "push" if ctx.rank else "auto"
-                refused = agreed_error(ctx, pb.RankMismatchError, ["rank 0"], function, *args, **how)
-                yield f"{name} by rank", refused
+                refuses(ctx, pb.RankMismatchError, ["rank 0"], function, *args, **how)
 
 
 @on_ranks(1, 3, runner=run_on_one_node)
@@ -200,7 +201,7 @@ def test_refusals(comm):
         ):  # fmt: skip
             refuses(ctx, pb.UnsupportedError, [words], function, *args, ctx, **how)
         for form, case in uneven.items():
-            yield f"{form} takes any split", unlike(case(ctx, algo="push"), case.expected())
+            assert not unlike(case(ctx, algo="push"), case.expected()), f"{form} takes any split"
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(p))
         a, half = ctx.zeros(d), ctx.zeros(replace(d, dtype="float16"))
         words = ["algo 'panels': syrk is for float32, float64, complex64 and complex128, got float16"]
@@ -214,8 +215,7 @@ def test_refusals(comm):
             (pb.blas.herk, (a,)),
         ):
             words = ["algo 'shared': no memfd here"]
-            refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, algo="shared")
-            yield f"{function.__name__} without shared memory", refused
+            refuses(ctx, pb.UnsupportedError, words, function, *args, algo="shared")
         transport.why_not_shared = sharing
         q = pb.MatmulProblem.allgather_matmul(2 * p, 2 * p, 2 * p, p, "T", "N", order="F", dtype="float32")
         x, w = ctx.zeros(q.a), ctx.zeros(q.b)
@@ -225,7 +225,7 @@ def test_refusals(comm):
         words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
         refuses(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
         how = {"op_a": "T", "scheme": "allgather_matmul", "algo": "push"}
-        yield "and these are", misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4"))
+        assert not misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4")), "and these are"
         if p > 1:
             q = pb.MatmulProblem.matmul_allreduce(4, 4, 4 * (p - 1), p - 1, order="F", dtype="float32")
             x, w = ctx.zeros(q.a), ctx.zeros(q.b)
@@ -260,7 +260,7 @@ def test_algorithms_are_told_as_plans_report_them(comm):
                 wrong = None if same and len(taken) == 1 and found[taken[0]] else f"{found}, {reported}"
                 if algo != "auto" and taken != [algo]:
                     wrong = f"{taken} are taken"
-                yield f"{name} {algo}", wrong
+                assert not wrong, f"{name} {algo}"
         d = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid.squarest(ctx.size))
         elsewhere = replace(d, block=(5, 4))
         a, c = ctx.zeros(d), ctx.zeros(elsewhere)
@@ -275,32 +275,28 @@ def test_algorithms_are_told_as_plans_report_them(comm):
         assert said_alike(found, reported), f"a factorization: {found}, {reported}"
         if ctx.size > 1:
             b = a if ctx.rank else c
-            refused = agreed_error(ctx, pb.RankMismatchError, ["b"], pb.algorithms, pb.matmul, a, b)
-            yield "operands by rank", refused
-        for case, kind, words, problem, how in (
-            ("not legal", pb.LayoutError, ["sizes: "], pb.MatmulProblem(d, replace(d, shape=(5, 12)), d), {}),
-            ("no problem", pb.ArgumentError, ["algorithms: expected a MatmulProblem, Level3Problem, ", "got 3"], 3, {}),
-            ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
-            ("alpha", pb.ArgumentError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
-            ("grid", pb.ArgumentError, [f"{ctx.size + 1} ranks"],
+            refuses(ctx, pb.RankMismatchError, ["b"], pb.algorithms, pb.matmul, a, b)
+        for kind, words, problem, how in (
+            (pb.LayoutError, ["sizes: "], pb.MatmulProblem(d, replace(d, shape=(5, 12)), d), {}),
+            (pb.ArgumentError, ["algorithms: expected a MatmulProblem, Level3Problem, ", "got 3"], 3, {}),
+            (pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
+            (pb.ArgumentError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
+            (pb.ArgumentError, [f"{ctx.size + 1} ranks"],
              pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
-            ("ranks", pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
+            (pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
              ParallelProblem.of_matmul(pb.MatmulProblem.matmul_allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
-            ("no C", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
-            ("no C, syrk", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
+            (pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
+            (pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
              {"beta": 2}),
-            ("no C, trsm", pb.ArgumentError, ["beta: trsm has no C to scale, expected 0, got 2"],
+            (pb.ArgumentError, ["beta: trsm has no C to scale, expected 0, got 2"],
              pb.Level3Problem("trsm", d, d, d), {"beta": 2}),
-            ("no C, ar", pb.ArgumentError, ["c: beta is 2, expected an array"],
+            (pb.ArgumentError, ["c: beta is 2, expected an array"],
              ParallelProblem.of_matmul(pb.MatmulProblem.matmul_allreduce(4, 4, 12 * ctx.size, ctx.size)), {"beta": 2}),
         ):  # fmt: skip
-            yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
+            refuses(ctx, kind, words, pb.algorithms, problem, ctx, **how)
         if ctx.size > 1:
             mine = pb.MatmulProblem(d, d, d, "T" if ctx.rank else "N")
-            refused = agreed_error(
-                ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx
-            )
-            yield "problems by rank", refused
+            refuses(ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx)
 
 
 @on_ranks(2)
@@ -373,11 +369,11 @@ def test_repeated_calls(comm):
                     )
                     if turn > 1 and (made or count not in ((0, 1) if comm.size == 1 else (1,))):
                         wrong = wrong or f"{count} votes, {made} new plans"
-                    yield f"{name} {kind}, turn {turn}", wrong
+                    assert not wrong, f"{name} {kind}, turn {turn}"
                     if turn == 0 and kind == "plain":
                         new = y
                     elif kind == "plain":
-                        yield f"{name}, turn {turn}: a new matrix", "the same one" if y is new else None
+                        assert y is not new, f"{name}, turn {turn}: a new matrix"
                 for x in args[1:]:
                     x.local[...] += 1  # not the triangle of trsm, which stays regular
             for plan in plans.values():
@@ -405,21 +401,22 @@ def test_calls_that_some_ranks_repeat(comm):
         twelve = np.full(a.local.shape, 48.0)
         for turn in range(3):
             y = pb.matmul(a, b, alpha=1 if last else 1.0)  # equal, but not the same
-            yield f"numbers of several types, turn {turn}", unlike(y.local, twelve)
+            assert not unlike(y.local, twelve), f"numbers of several types, turn {turn}"
         if comm.size > 1:
             words = ["the ranks gave different arguments", "alpha:"]
-            fault = agreed_error(
-                ctx, pb.RankMismatchError, words, pb.matmul, a, b, alpha=2.0 if last else 1.0
-            )
-            yield "another number on one rank", fault
+            refuses(ctx, pb.RankMismatchError, words, pb.matmul, a, b, alpha=2.0 if last else 1.0)
             words = [f"on rank {comm.size - 1}", "expected a DistributedMatrix"]
             refuses(ctx, pb.ArgumentError, words, pb.matmul, a, 3 if last else b)
         alpha, x = Changing(), np.ones((4, 4))
         for turn in range(4):
             alpha.value = float(turn)
-            yield f"a number that changes, {turn}", unlike(pb.matmul(a, b, alpha=alpha).local, turn * twelve)
+            assert not unlike(pb.matmul(a, b, alpha=alpha).local, turn * twelve), (
+                f"a number that changes, {turn}"
+            )
             total = np.full((4, 4), 4.0 * turn * comm.size)
-            yield f"likewise, of arrays, {turn}", unlike(pb.matmul_allreduce(x, x, ctx, alpha=alpha), total)
+            assert not unlike(pb.matmul_allreduce(x, x, ctx, alpha=alpha), total), (
+                f"likewise, of arrays, {turn}"
+            )
         for _ in range(2):
             pb.matmul(a, b, out=y)
         out = b if last else y
@@ -427,12 +424,13 @@ def test_calls_that_some_ranks_repeat(comm):
         refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, out=out)
         y, count, made = counted(ctx, pb.matmul, a, b, out=y)
         few = (count, made) == (int(comm.size > 1), 0)
-        yield "afterwards", unlike(y.local, twelve) or (None if few else f"{count} votes")
+        assert not unlike(y.local, twelve), "afterwards"
+        assert few, f"afterwards: {count} votes"
         hits = ctx.kept.hits
         for turn in range(3):
             for i in range(40):
                 y = pb.matmul(a, b, alpha=i, algo="gathered")
-                yield f"{i} times, turn {turn}", unlike(y.local, i * twelve)
+                assert not unlike(y.local, i * twelve), f"{i} times, turn {turn}"
         hits = ctx.kept.hits - hits
         assert hits == 40, f"plans that are kept: {hits} of 40 were found again"
         for i in range(3):
@@ -456,5 +454,5 @@ def test_the_log_tells_what_was_chosen(comm):
         pb.matmul(a, a, algo="gathered")
     text = stream.getvalue()
     for words in ("engine host on", "NN product of 6 x 6 x 6", ": algorithm gathered", "algorithm panels: "):
-        yield words, None if words in text else text
-    yield "memory", None if comm.size == 1 or "grown to" in text else text
+        assert words in text, words
+    assert comm.size == 1 or "grown to" in text, "memory"

@@ -36,7 +36,7 @@ def test_communicators_of_broken_contexts(comm):
     for count in range(MANY):
         ctx = pb.Context(comm, engine="host")
         a = ctx.scatter(values + count, block=2)
-        yield f"product {count}", misplaced(a @ a, (values + count) @ (values + count))
+        assert not misplaced(a @ a, (values + count) @ (values + count)), f"product {count}"
         moved = ctx.comm.allgather(count)  # by messages
         assert moved == [count] * comm.size, f"told {count}"
         if count == 0 and comm.rank == 0:
@@ -47,10 +47,9 @@ def test_communicators_of_broken_contexts(comm):
         elif count == 1:
             first = ctx
     assert inside.is_freed(first), "freed: not yet"
-    yield "a message is left", "freed" if inside.is_freed(sends) else None
-    with contextlib.suppress(pb.ClosedError):
+    assert not inside.is_freed(sends), "a message is left"
+    with pytest.raises(pb.ClosedError):
         first.comm.allgather(1)
-        yield "after it", "no error"
     del message
 
 
@@ -62,7 +61,7 @@ def test_messages_of_the_core_between_nodes(comm):
     for count in range(MANY):
         ctx = pb.Context(comm, engine="host")
         a = ctx.scatter(values, block=2)
-        yield f"product {count}", misplaced(a @ a, values @ values)
+        assert not misplaced(a @ a, values @ values), f"product {count}"
         if count > 1 and comm.rank < comm.size - 1:  # hears of it before it sends anything
             with contextlib.suppress(pb.ClosedError):
                 while True:

@@ -55,7 +55,7 @@ def run_scripts(comm, directory):
             exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
         printed = out.getvalue()
         missing = [text for text in blocks(page, "text") if comm.rank == 0 and not occurs(text, printed)]
-        yield name, f"not printed: {missing}, but {printed}" if missing else None
+        assert not missing, f"{name} prints {printed}"
 
 
 def test_scripts(directory):

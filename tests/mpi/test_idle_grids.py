@@ -58,9 +58,9 @@ def test_again(comm):
     """One that is made, freed and made again, of three of four ranks."""
     with none_idle():
         first = made(comm)
-        yield "before", product(first, 2.0)[1]
+        assert not product(first, 2.0)[1], "before"
         arrays, wrong = product(first, 3.0)
-        yield "repeated", wrong
+        assert not wrong, "repeated"
         left = [weakref.ref(each) for each in arrays]
         inside = grids.of_number(first)
         pblas.gridexit(first)
@@ -69,14 +69,14 @@ def test_again(comm):
         assert not any(each() for each in left), "memory: arrays are kept"
         assert pblas.gridinfo(first) == (-1,) * 4, "freed: still a context"
         open_ = inside and (inside.context in pb.Context.all_open() or "closed" not in repr(inside.context))
-        yield "its context", "is open" if open_ else None
+        assert not open_, "its context"
         second = made(comm)
         assert second == first, f"number: {first}, then {second}"
         place = (*SHAPE, 0, comm.rank) if inside else (-1,) * 4
         assert pblas.gridinfo(second) == place, "place"
-        yield "after", product(second, 4.0)[1]
+        assert not product(second, 4.0)[1], "after"
         both = made(comm)
-        yield "two at once", None if first == -1 or both != second else "one number"
+        assert first == -1 or both != second, "two at once"
         pblas.gridexit(both)
         pblas.gridexit(second)
         numbers = [made(comm), made(comm)]
@@ -93,19 +93,19 @@ def test_others(comm):
         number = freed(comm)
         for shape, order in (((3, 1), "Row"), ((1, 3), "Col"), ((1, 2), "Row")):
             found = freed(comm, shape, order)
-            yield f"{order} {shape}", None if found == -1 or found != number else "the same"
+            assert found == -1 or found != number, f"{order} {shape}"
         with mock.patch.dict(os.environ, {"PBLASMP_BLAS": "scipy"} if comm.rank == 1 else {}):
             found = freed(comm)
-        yield "another setting on rank 1", None if not inside or found != number else "the same"
+        assert not inside or found != number, "another setting on rank 1"
         found = pblas.gridinit(comm, "Row", *SHAPE, engine="auto")
         pblas.gridexit(found)
-        yield "another engine asked for", None if not inside or found != number else "the same"
+        assert not inside or found != number, "another engine asked for"
         backwards = comm.Split(0, -comm.rank)
         found = freed(backwards)
-        yield "other processes", None if found == -1 or found != number else "the same"
+        assert found == -1 or found != number, "other processes"
         with pb.Context(comm, engine="host") as ctx:
             over = pblas.gridinit(ctx, "Row", *SHAPE)
-            yield "over a Context", None if not inside or over != number else "the same"
+            assert not inside or over != number, "over a Context"
             pblas.gridexit(over)
         backwards.Free()
         assert freed(comm) == number, "the same: another"
@@ -117,24 +117,24 @@ def test_refusals(comm):
     with none_idle() as idle:
         with mock.patch.object(grids, "MOST_IDLE", 0 if comm.rank == 2 else 9):
             freed(comm)
-        yield "one rank keeps none", str(idle) if idle else None
+        assert not idle, "one rank keeps none"
         with mock.patch.object(host, "LITTLE", -1):
             freed(comm)
-        yield "memory", str(idle) if idle else None
+        assert not idle, "memory"
 
 
 @on_ranks(4, on_nodes="interleaved:2")
 def test_grids_that_rest_between_nodes(comm):
     """Of the memory of calls between nodes counts what they have used: it is large from the start."""
-    yield from test_again.on_rank(comm)
+    test_again.on_rank(comm)
     with none_idle() as idle, mock.patch.object(host, "LITTLE", 63):
         freed(comm)
-        yield "not used", None if idle or comm.rank == 3 else "it does not rest"
+        assert idle or comm.rank == 3, "not used: it does not rest"
     with none_idle() as idle, mock.patch.object(host, "LITTLE", 63):
         number = made(comm)
-        yield "used", product(number, 2.0)[1]
+        assert not product(number, 2.0)[1], "used"
         pblas.gridexit(number)
-        yield "memory", str(idle) if idle else None
+        assert not idle, "memory"
 
 
 @on_ranks(4)
@@ -145,12 +145,12 @@ def test_state(comm):
         grid = grids.of_number(number)
         engine = grid.context.engine if grid else None
         measured = engine and engine.measured
-        yield "limits", None if not grid or inside.limits_blas(engine) else "no limit of BLAS's threads"
+        assert not grid or inside.limits_blas(engine), "limits"
         pblas.gridexit(number)
-        yield "idle", None if not grid or not inside.limits_blas(engine) else "BLAS's threads are limited"
+        assert not grid or not inside.limits_blas(engine), "idle"
         made(comm)
-        yield "awake", None if not grid or inside.limits_blas(engine) else "BLAS's threads are not limited"
-        yield "measured", None if not grid or engine.measured is not measured else "what it was"
+        assert not grid or inside.limits_blas(engine), "awake"
+        assert not grid or engine.measured is not measured, "measured"
         found = not grid or pb.Context.named(grid.context.name) is grid.context
         assert found, "name: not found"
         pblas.gridexit(number)
@@ -175,7 +175,8 @@ def test_failures(comm):
         expected = -1 if comm.rank == 3 else MemoryError if comm.rank == 1 else pb.ClosedError
         assert told == expected, "of one rank"
         found = made(comm)
-        yield "the next", product(found, 2.0)[1] or (None if found == -1 or found != number else "the same")
+        assert not product(found, 2.0)[1], "the next"
+        assert found == -1 or found != number, "the next"
         pblas.gridexit(found)
         engine = Unprintable() if comm.rank == 2 else "host"
         try:

@@ -50,7 +50,8 @@ def test_there_and_back_in_every_layout(comm):
             values = numbers(rng, d.shape, d.dtype)
             with short_messages(pick(rng, (40, 400, 1 << 22))):
                 wrong = there_and_back(ctx, d, kind, root, other, values)
-            yield f"{d}, {kind} from {root} to {other}", first(wrong, made_here(ctx, d, values))
+            assert not wrong, f"{d}, {kind} from {root} to {other}"
+            assert not made_here(ctx, d, values), f"{d}, {kind} from {root} to {other}"
 
 
 def there_and_back(ctx, d, kind, root, other, values):
@@ -109,16 +110,13 @@ def test_types_are_converted(comm):
                     words = [f"{given} does not convert to {to}"]
                     refuses(ctx, pb.ArgumentError, words, ctx.scatter, array, d, root)
                 else:
-                    yield case, misplaced(ctx.scatter(array, d, root), values.astype(d.dtype))
+                    assert not misplaced(ctx.scatter(array, d, root), values.astype(d.dtype)), case
         d = layout(rng, (3, 2), comm.size)
-        yield (
-            "a list of lists",
-            misplaced(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2)),
-        )
+        assert not misplaced(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2))
         once = ctx.from_function(lambda i, j: 4, d)
-        yield "from_function broadcasts a number", misplaced(once, np.full((3, 2), 4.0))
+        assert not misplaced(once, np.full((3, 2), 4.0)), "from_function broadcasts a number"
         once = ctx.from_function(lambda i, j: i, d)
-        yield "from_function broadcasts a column", misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]]))
+        assert not misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]])), "from_function broadcasts a column"
 
 
 @on_ranks(1, 4)
@@ -133,25 +131,18 @@ def test_any_communicator(comm):
         d = layout(rng, (12, 10), comm.size, grid=pb.Grid.squarest(comm.size), block=(2, 3))
         values = numbers(rng, d.shape, d.dtype)
         a = turned.scatter(values if turned.rank == 0 else None, d)
-        yield (
-            "scattered over ranks turned round",
-            first(misplaced(a, values), unlike((a @ a.T).allgather(), values @ values.T)),
-        )
+        assert not misplaced(a, values), "scattered over ranks turned round"
+        assert not unlike((a @ a.T).allgather(), values @ values.T), "scattered over ranks turned round"
         with pb.Context(halves, engine="host") as half, pb.Context(alone, engine="host") as single:
             own = values + comm.rank % 2
             h = half.scatter(own if half.rank == 0 else None, layout(rng, d.shape, half.size, block=(3, 2)))
             s = single.scatter(own, layout(rng, d.shape, 1, block=(5, 5)))
             w = world.scatter(values if comm.rank == 0 else None, d)
-            yield (
-                "three contexts at once",
-                first(
-                    misplaced(h, own),
-                    misplaced(s, own),
-                    misplaced(w, values),
-                    unlike((h @ h.T).allgather(), own @ own.T),
-                ),
-            )
-        yield "outer contexts live on", unlike((a @ a.T).allgather(), values @ values.T)
+            assert not misplaced(h, own), "three contexts at once"
+            assert not misplaced(s, own), "three contexts at once"
+            assert not misplaced(w, values), "three contexts at once"
+            assert not unlike((h @ h.T).allgather(), own @ own.T), "three contexts at once"
+        assert not unlike((a @ a.T).allgather(), values @ values.T), "outer contexts live on"
         null = type(comm)()
         refuses(world, pb.ArgumentError, ["COMM_NULL"], pb.Context, null, engine="host")
         if comm.size > 1:

@@ -7,7 +7,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routine_functions import DTYPE
-from tests.helpers.cases import agreed_error, first, pick
+from tests.helpers.cases import pick, refuses
 from tests.helpers.factor_cases import exact, only, positive, random, relative, too_large
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pairs import pairs
@@ -104,15 +104,14 @@ def eigenvalues(call, letter, name, jobz, kind):
         (int(m[0]), int(nz[0])) if name in ("evr", "evx", "gvx") else (count, count if v is not None else 0)
     )
     kept, around_a = call.part(a)
-    return f"{function.__name__} {jobz} {kind} {n} {uplo} {a[0]} {z[0]}", first(
-        too_large(**errors),
-        None if returned == info[0] == 0 else f"INFO {info}",
-        None if counted == (count, count if jobz == "V" else 0) else f"M, NZ {counted}, expected {count}",
-        None
-        if around and around_a and np.array_equal(kept, only(uplo, whole), equal_nan=True)
-        else "more is written",
-        None if jobz == "V" or np.isnan(found).all() else "Z is written",
-    )
+    case = f"{function.__name__} {jobz} {kind} {n} {uplo} {a[0]} {z[0]}"
+    assert not too_large(**errors), case
+    assert returned == info[0] == 0, case
+    assert counted == (count, count if jobz == "V" else 0), case
+    assert around, case
+    assert around_a, case
+    assert np.array_equal(kept, only(uplo, whole), equal_nan=True), case
+    assert jobz == "V" or np.isnan(found).all(), case
 
 
 def singular_values(call, letter, jobs):
@@ -136,11 +135,9 @@ def singular_values(call, letter, jobs):
     elif jobs[1] == "V":
         errors["vt"] = relative(right @ right.conj().T - np.eye(least), np.eye(least), m + n, dtype)
     unwanted = [x for x, job in zip((left, right), jobs, strict=True) if job == "N"]
-    return f"p{letter}gesvd {jobs} {m} {n} {a[0]}", first(
-        too_large(**errors),
-        None if info == 0 else f"INFO {info}",
-        None if all(np.isnan(x).all() for x in unwanted) else "what is not wanted is written",
-    )
+    assert not too_large(**errors), f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
+    assert info == 0, f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
+    assert all(np.isnan(x).all() for x in unwanted), f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
 
 
 def everything(comm):
@@ -149,10 +146,10 @@ def everything(comm):
         call = Call(ctx, rng)
         for letter, name, jobz, kind in pairs("sdcz", ROUTINES, "VN", "AIV"):
             ranged = kind if name in ("evr", "evx", "gvx") else "A"
-            yield eigenvalues(call, letter, name, jobz, ranged)
+            eigenvalues(call, letter, name, jobz, ranged)
         for letter, jobs in in_turn("sdcz", ("VV", "NV", "VN", "NN"), keep=2):
-            yield singular_values(call, letter, jobs)
-        yield from faults(ctx, call)
+            singular_values(call, letter, jobs)
+        faults(ctx, call)
         pblas.gridexit(call.context)
 
 
@@ -160,32 +157,35 @@ def faults(ctx, call):
     a, z = (call.arguments(call.held(np.eye(4))) for _ in range(2))
     w, short, single = np.zeros(4), np.zeros(3), np.zeros(4, np.float32)
     wrong = pblas.ParameterError
-    for case, words, function, arguments in (
-        ("jobz", ["argument 1 (jobz)", "expected one of N, V, got 'X'"], pblas.pdsyevd, ("X", "L", 4, *a, w, *z)),
-        ("short", ["argument 8 (w)", "expected at least 4 numbers here, got 3"], pblas.pdsyev,
+    for words, function, arguments in (
+        (["argument 1 (jobz)", "expected one of N, V, got 'X'"], pblas.pdsyevd, ("X", "L", 4, *a, w, *z)),
+        (["argument 8 (w)", "expected at least 4 numbers here, got 3"], pblas.pdsyev,
          ("V", "L", 4, *a, short, *z)),
-        ("type", ["argument 8 (w)", "float64"], pblas.pdsyevd, ("V", "L", 4, *a, single, *z)),
-        ("iu", ["argument 12 (iu)", "expected 2 to 4, got 5"], pblas.pdsyevr,
+        (["argument 8 (w)", "float64"], pblas.pdsyevd, ("V", "L", 4, *a, single, *z)),
+        (["argument 12 (iu)", "expected 2 to 4, got 5"], pblas.pdsyevr,
          ("V", "I", "L", 4, *a, 0, 0, 2, 5, None, None, w, *z)),
-        ("vu", ["argument 10 (vu)", "expected more than vl"], pblas.pdsyevr,
+        (["argument 10 (vu)", "expected more than vl"], pblas.pdsyevr,
          ("V", "V", "L", 4, *a, 2.0, 1.0, 1, 1, None, None, w, *z)),
-        ("vl", ["argument 9 (vl)", "expected a real number, got 'low'"], pblas.pdsyevr,
+        (["argument 9 (vl)", "expected a real number, got 'low'"], pblas.pdsyevr,
          ("V", "V", "L", 4, *a, "low", 1.0, 1, 1, None, None, w, *z)),
-        ("ibtype", ["argument 1 (ibtype)", "expected 1, got 2"], pblas.pdsygvx,
+        (["argument 1 (ibtype)", "expected 1, got 2"], pblas.pdsygvx,
          (2, "V", "A", "L", 4, *a, *a, 0, 0, 1, 1, 0, None, None, w, 0, *z)),
-        ("shared", ["(z)", "its local array shares memory with that of A"], pblas.pdsyevd, ("V", "L", 4, *a, w, *a)),
-        ("m", ["argument 13 (m)", "one element, or None"], pblas.pdsyevr,
+        (["(z)", "its local array shares memory with that of A"], pblas.pdsyevd, ("V", "L", 4, *a, w, *a)),
+        (["argument 13 (m)", "one element, or None"], pblas.pdsyevr,
          ("N", "A", "L", 4, *a, 0, 0, 1, 1, "m", None, w, *z)),
-        *((f"ifail {each}", ["argument 26 (ifail)", "expected a writeable array of integers"], pblas.pdsyevx,
+        *((["argument 26 (ifail)", "expected a writeable array of integers"], pblas.pdsyevx,
            ("N", "A", "L", 4, *a, 0, 0, 1, 1, 0, None, None, w, 0, *z, None, None, None, None, each))
           for each in ("x", np.zeros(4), np.broadcast_to(0, 4))),
     ):  # fmt: skip
-        yield case, agreed_error(ctx, wrong, words, function, *arguments)
+        refuses(ctx, wrong, words, function, *arguments)
     spaces = [np.zeros(1), -1, np.zeros(1, np.int32), -1]
     asked = pblas.pdsyevd("V", "L", 4, *a, w, *z, *spaces)
-    yield "sizes", None if asked == 0 and spaces[0][0] == spaces[2][0] == 1 and not w.any() else f"{spaces}"
+    assert asked == 0
+    assert spaces[0][0] == spaces[2][0] == 1
+    assert not w.any()
     none = pblas.pdsyevd("N", "L", 4, *a, w, None, 1, 1, z[3])
-    yield "no Z", None if none == 0 and np.allclose(w, 1) else f"{w}"
+    assert none == 0
+    assert np.allclose(w, 1)
     ifail, one = np.zeros(4, np.int32), np.zeros(1, np.int32)
     b = call.arguments(call.held(np.diag([1.0, 2, -1, 1])))
     info = pblas.pdsygvx(
@@ -195,10 +195,13 @@ def faults(ctx, call):
     assert right, f"B is not positive definite: {info} {ifail}"
     spoiled = call.arguments(call.held(np.full((4, 4), np.nan)))
     info = pblas.pdsyevr("V", "V", "L", 4, *spoiled, 0.0, 3.0, 1, 1, one, None, w, *z)
-    yield "NaN in a range", None if info == 0 and one[0] == 4 and np.isnan(w).all() else f"{one} {w}"
+    assert info == 0
+    assert one[0] == 4
+    assert np.isnan(w).all()
     counted = np.full(2, -7, np.int32)
     empty = pblas.pdsyevr("V", "I", "L", 0, *a, 0, 0, 1, 0, counted[:1], counted[1:], w, *z)
-    yield "empty", None if empty == 0 and not counted.any() else f"{empty} {counted}"
+    assert empty == 0
+    assert not counted.any()
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

@@ -13,7 +13,7 @@ from pblasmp.comm import Agreement
 from pblasmp.engines.host import host_transport
 from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers import inside
-from tests.helpers.cases import first, misplaced, numbers, refuses, scattered
+from tests.helpers.cases import misplaced, numbers, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 
 
@@ -49,7 +49,7 @@ def test_plans_refuse_what_does_not_lie_as_planned(comm):
             refuses(ctx, TypeError, words, plan, *how[0], **how[1])
         words = ["input_buffer: only for tensor-parallel products, the plan is of matmul"]
         refuses(ctx, pb.UnsupportedError, words, plan.input_buffer)
-        yield "and it still runs", misplaced(plan(b=b), x @ x)
+        assert not misplaced(plan(b=b), x @ x), "and it still runs"
         plan.close()
         plan.close()
         refuses(ctx, pb.ClosedError, ["is closed"], plan.input_buffer)
@@ -61,7 +61,7 @@ def test_plans_refuse_what_does_not_lie_as_planned(comm):
         frozen.flags.writeable = False
         out = ctx.from_local(frozen, d)
         refuses(ctx, pb.ArgumentError, ["read-only"], pb.matmul, a, b, out=out)
-        yield "a read-only operand is fine", misplaced(pb.matmul(out, b), np.zeros(d.shape))
+        assert not misplaced(pb.matmul(out, b), np.zeros(d.shape)), "a read-only operand is fine"
         positive = scattered(ctx, d, x @ x.T + 999 * np.eye(12))
         shard = np.zeros((4, 3))
         for name, args, written in (
@@ -105,14 +105,14 @@ def test_a_repeated_call_by_a_kept_plan_takes_one_vote(comm):
                 ) as agreed:
                     found = call()
                 found = found.allgather()
-                yield f"{name}, {turn}", None if np.allclose(np.triu(found), np.triu(expected)) else "wrong"
+                assert np.allclose(np.triu(found), np.triu(expected)), f"{name}, {turn}"
                 once = turn < 2 or name == "a part of a copy" or not agreed.mock_calls
-                yield f"{name}, {turn}: agreements", None if once else f"{agreed.mock_calls}"
+                assert once, f"{name}, {turn}: agreements: {agreed.mock_calls}"
         words = ["out: shares memory with a"]
         refuses(ctx, pb.ArgumentError, words, lambda: pb.matmul(a, b, out=a if ctx.rank else c, **spread))
         words = ["matmul: the ranks gave different arguments", "op_b"]
         refuses(ctx, pb.RankMismatchError, words, lambda: pb.matmul(a, b, op_b="NT"[ctx.rank], **spread))
-        yield "and on", misplaced(pb.matmul(a, b, **spread), x @ y)
+        assert not misplaced(pb.matmul(a, b, **spread), x @ y), "and on"
 
 
 @on_ranks(1, 3)
@@ -147,10 +147,10 @@ def test_how_plans_and_contexts_end(comm):
             wrong = None if re.search(r"made at .*test_plans.py:\d+, is closed", str(error)) else str(error)
         else:
             wrong = "no ClosedError"
-        yield f"closed context: {name}", wrong
+        assert not wrong, f"closed context: {name}"
     assert "closed" in repr(ctx), "it says so"
     with pb.Context(comm, engine="host") as ctx:
-        yield "another one can be opened", misplaced(ctx.zeros(d), np.zeros((8, 8)))
+        assert not misplaced(ctx.zeros(d), np.zeros((8, 8))), "another one can be opened"
 
 
 @on_ranks(4, runner=run_on_one_node)
@@ -189,7 +189,7 @@ def test_auto_goes_by_memory_and_says_why(comm):
                 wrong = f"{paths}, {missing}, {report}"
             if not words and report.notes:
                 wrong = f"{report.notes}"
-            yield case, wrong
+            assert not wrong, case
         words = ["algo 'shared'", "no memfd here"]
         refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="shared")
         words = [
@@ -197,7 +197,7 @@ def test_auto_goes_by_memory_and_says_why(comm):
         ]
         refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
         ctx.engine.transport.why_not_shared = sharing
-        yield "and it still runs", misplaced(a @ b, x @ y)
+        assert not misplaced(a @ b, x @ y), "and it still runs"
 
 
 def numbers_of_a_report(comm, per_node):
@@ -230,21 +230,14 @@ def numbers_of_a_report(comm, per_node):
             shared, private = inside.buffers(ctx)
             found = shared if path == "shared" else private
             sent = sum(comm.allgather(report.sent_bytes))
-            yield (
-                f"{path}, {nodes} nodes",
-                first(
-                    misplaced(result, x @ y),
-                    None if moved == total else f"{moved} bytes moved, expected {total}",
-                    None if report.workspace == plan.workspace else "plan and report differ on the workspace",
-                    None
-                    if plan.workspace.host_bytes == held
-                    else f"workspace {plan.workspace}, expected {held}",
-                    None if found == held else f"buffers hold {found} bytes, expected {held}",
-                    None if path == "gathered" or private == 0 else "private buffers besides the shared ones",
-                    None if path == "gathered" or nodes > 1 or sent == 0 else "messages within a node",
-                    None if peak < 50_000 or sent else f"{peak} bytes at the peak of a run besides buffers",
-                ),
-            )
+            assert not misplaced(result, x @ y), f"{path}, {nodes} nodes"
+            assert moved == total, f"{path}, {nodes} nodes"
+            assert report.workspace == plan.workspace, f"{path}, {nodes} nodes"
+            assert plan.workspace.host_bytes == held, f"{path}, {nodes} nodes"
+            assert found == held, f"{path}, {nodes} nodes"
+            assert path == "gathered" or private == 0, f"{path}, {nodes} nodes"
+            assert path == "gathered" or nodes > 1 or sent == 0, f"{path}, {nodes} nodes"
+            assert peak < 50_000 or sent, f"{path}, {nodes} nodes"
             inside.release_buffers(ctx)
 
 
@@ -265,12 +258,8 @@ def long_messages_hold_little(comm):
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
             limit = (exchange.SLOTS + comm.size) * (1 << 16) * 2
-            yield (
-                path,
-                first(
-                    misplaced(result, x @ x), None if peak < limit else f"{peak} bytes, expected < {limit}"
-                ),
-            )
+            assert not misplaced(result, x @ x), path
+            assert peak < limit, path
 
 
 @pytest.mark.parametrize("per_node", [4, 2, 1])

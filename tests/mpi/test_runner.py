@@ -230,6 +230,7 @@ def test_what_is_printed_is_shown_with_its_call_only():
 def test_assertions_show_their_values():
     message, _ = failure(asserts, 1)
     assert "AssertionError: assert [0, 5] == [1, 4]" in message
+    assert re.search(r"test_runner\.py:\d+: found = \[0, 5\]\n", message)
 
 
 @starts_ranks

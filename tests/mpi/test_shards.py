@@ -48,14 +48,13 @@ def test_parts(comm):
             mine = np.asarray(mine, order=order)
             x = ctx.from_dlpack_shards(Shared(mine), axis=axis)
             name = f"{rows} {axis} {order}"
-            yield name, None if np.array_equal(x.allgather(), whole) and x.dtype == dtype else f"{x}"
+            assert np.array_equal(x.allgather(), whole), name
+            assert x.dtype == dtype, name
             mine[:1, :1] = 77
             assert (x.local[:1, :1] == 77).all(), f"{name} no copy: a copy"
             back = x.to_dlpack_shard(axis)
-            yield (
-                f"{name} back",
-                None if np.array_equal(back, mine) and back.flags.c_contiguous else f"{back}",
-            )
+            assert np.array_equal(back, mine), f"{name} back"
+            assert back.flags.c_contiguous, f"{name} back"
             same = order == "F" or not mine.size or np.shares_memory(back, mine)
             assert same, f"{name} the same memory: a copy"
         whole = np.random.default_rng(1).standard_normal((9, 7))

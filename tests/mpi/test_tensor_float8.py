@@ -9,7 +9,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, refuses, unlike
+from tests.helpers.cases import refuses, unlike
 from tests.helpers.float8 import E4, E5
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.pairs import pairs
@@ -30,20 +30,21 @@ def test_every_form_and_type(comm):
     with pb.Context(comm, engine="host") as ctx:
         for form, types, (t, n, k) in pairs(FORMS, TYPES, sizes(comm.size)):
             case = Case(ctx, rng, form, types, t, n, k, arrays=bool(rng.integers(2)))
-            yield f"{form} {types} {t}x{n}x{k}", case.wrong(case())
+            assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k}"
         for form, types in in_turn(FORMS, TYPES, keep=3, first=comm.size):
             for t, n, k in sizes(comm.size)[:2]:
                 case = Case(ctx, rng, form, types, t, n, k, beta=-2.0, activation="relu", arrays=True)
-                yield f"{form} {types} {t}x{n}x{k} with C, bias, relu", case.wrong(case())
+                assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k} with C, bias, relu"
             case = Case(ctx, rng, form, types, 20, 24, 28, activation="gelu", split=other_split)
-            yield f"{form} {types} another split, gelu", case.wrong(case())
+            assert not case.wrong(case()), f"{form} {types} another split, gelu"
             if types[2].startswith("float8"):
                 case = Case(ctx, rng, form, types, 16, 32, 48, overflow=True)
-                yield f"{form} {types} overflow", case.wrong(case())
+                assert not case.wrong(case()), f"{form} {types} overflow"
         for t in (16 * comm.size, 16 * comm.size + 1):
             case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 16, 32)
             y, gathered = case(return_gathered=True)
-            yield f"gathered {t}", case.wrong(y) or unlike(gathered, case.whole_x)
+            assert not case.wrong(y), f"gathered {t}"
+            assert not unlike(gathered, case.whole_x), f"gathered {t}"
 
 
 @on_ranks(1, 3)
@@ -55,20 +56,19 @@ def test_in_place(comm):
             for types in TYPES[:3]:
                 case = Case(ctx, rng, form, types, t, 24, 32, beta=0.5)
                 y = case(out=case.arrays["c"])
-                yield (
-                    f"{form} {types} {t}",
-                    case.wrong(y) or (None if y is case.arrays["c"] else "another array"),
-                )
+                assert not case.wrong(y), f"{form} {types} {t}"
+                assert y is case.arrays["c"], f"{form} {types} {t}"
             ones = [
                 np.ones((32, 16), as_type) for as_type in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
             ]
             y = getattr(pb, form)(*ones, ctx)
             total = 16 * comm.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 16
-            yield f"{form} {t} plain", unlike(y, np.full(y.shape, total, ml_dtypes.bfloat16))
+            assert not unlike(y, np.full(y.shape, total, ml_dtypes.bfloat16)), f"{form} {t} plain"
             out = np.zeros(y.shape, ml_dtypes.float8_e4m3fn)
             scales = pb.Scales(d=1 / 8)
             same = getattr(pb, form)(*ones, ctx, out=out, scales=scales) is out
-            yield f"{form} {t} out", None if same and (out == out.dtype.type(total / 8)).all() else f"{out}"
+            assert same, f"{form} {t} out"
+            assert (out == out.dtype.type(total / 8)).all(), f"{form} {t} out"
 
 
 @on_ranks(2, *only_long(3), runner=run_on_one_node)
@@ -81,10 +81,8 @@ def test_other_numbers_of_tokens(comm):
                 case = Case(ctx, rng, form, types, t * p, 32, 48, arrays=True)
                 before = inside.votes(ctx)
                 wrong, count = case.wrong(case()), inside.votes(ctx) - before
-                yield (
-                    f"{form} {types} {t}",
-                    wrong or (None if (count == 1) == (turn > 0) else f"{count} votes"),
-                )
+                assert not wrong, f"{form} {types} {t}"
+                assert (count == 1) == (turn > 0), f"{form} {types} {t}"
             good, two = case.scales.a, np.ones(2, np.float32)
             case.scales = pb.Scales(two if ctx.rank == p - 1 else good, OF_W, d=case.unit, amax=case.amax[0])
             refuses(ctx, pb.ArgumentError, ["scales: a: expected 1 float32, got 2"], case)
@@ -100,24 +98,23 @@ def test_plans(comm):
             with case.plan() as plan:
                 for factor in (1.0, 4.0):
                     case.scales.a[...] = 0.5 * factor
-                    yield f"{form} {t} {factor}", case.wrong(plan(), factor=factor)
+                    assert not case.wrong(plan(), factor=factor), f"{form} {t} {factor}"
                 others = pb.Scales(a=case.scales.a, b=2.0, amax=case.amax[0])
-                yield f"{form} {t} other scales", case.wrong(plan(scales=others), factor=4 * 8)
-                yield f"{form} {t} which stay", case.wrong(plan(), factor=4 * 8)
+                assert not case.wrong(plan(scales=others), factor=4 * 8), f"{form} {t} other scales"
+                assert not case.wrong(plan(), factor=4 * 8), f"{form} {t} which stay"
                 if ctx.size > 1:
                     by_rank, words = (
                         pb.Scales(case.scales.a, 1.0 + ctx.rank, amax=case.amax[0]),
                         ["b: 1.0", "b: 2.0"],
                     )
-                    refused = agreed_error(ctx, pb.RankMismatchError, words, plan, scales=by_rank)
-                    yield f"{form} {t} scales by rank", refused
+                    refuses(ctx, pb.RankMismatchError, words, plan, scales=by_rank)
                 buffer = plan.input_buffer()
                 wrong = None if buffer.dtype == ml_dtypes.float8_e5m2 else f"{buffer.dtype}"
                 buffer[...] = case.x
-                yield f"{form} {t} buffer", wrong or case.wrong(plan(), factor=4 * 8)
+                assert not wrong, f"{form} {t} buffer"
+                assert not case.wrong(plan(), factor=4 * 8), f"{form} {t} buffer"
                 words = ["scales is Scales(a, tensor), the plan is for Scales(a, b, amax, tensor)"]
-                refused = agreed_error(ctx, pb.ArgumentError, words, plan, scales=pb.Scales(a=case.scales.a))
-                yield f"{form} {t} fewer scales", refused
+                refuses(ctx, pb.ArgumentError, words, plan, scales=pb.Scales(a=case.scales.a))
                 said = f"float8_e5m2 by float8_e4m3fn to float32 {form}"
                 assert said in str(plan.report()), f"{form} {t} report"
                 words = ["a CUDA graph: the host engine has none"]
@@ -126,13 +123,13 @@ def test_plans(comm):
         x, w = (np.ones((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
         with pb.plan(pb.matmul_allgather, (16, 32), w, ctx, x_dtype=E4) as plan:
             plan.input_buffer()[...] = x
-            yield "from a shape", unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16))
+            assert not unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16)), "from a shape"
         made, take_over = [], ctx.take_over
         ctx.take_over = lambda plan: made.append(type(plan)) or take_over(plan)
         case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48)
         for value in (1.0, 2.0, 3.0):  # a new number each step
             case.scales = pb.Scales(0.5 * value, 0.25, amax=case.amax[0])
-            yield f"number {value}", case.wrong(case(), factor=value)
+            assert not case.wrong(case(), factor=value), f"number {value}"
         assert len(made) == 1, f"one plan: {len(made)} plans"
 
 
@@ -145,12 +142,11 @@ def test_bytes(comm):
             product = getattr(pb, form)
             expected = product(x, w, ctx)
             raw = product(x.view(np.uint8), w.view(np.uint8), ctx, x_dtype=E5, scales=pb.Scales())
-            yield form, unlike(raw, expected)
+            assert not unlike(raw, expected), form
             out = np.zeros(expected.shape, np.uint8)
             product(x, w, ctx, out=out, dtype=E5)
-            yield (
-                f"{form} out",
-                unlike(out.view(ml_dtypes.float8_e5m2), expected.astype(ml_dtypes.float8_e5m2)),
+            assert not unlike(out.view(ml_dtypes.float8_e5m2), expected.astype(ml_dtypes.float8_e5m2)), (
+                f"{form} out"
             )
 
 
@@ -167,28 +163,28 @@ def test_what_is_refused(comm):
         def unless_last(value, otherwise):
             return otherwise if last else value
 
-        for name, words, args, how in (
-            ("both e5m2", ["w: dtype is float8_e5m2 like x, expected float8_e4m3fn for one of them"], (e5, e5), {}),
-            ("16 bits", ["x: dtype is float32, expected an 8-bit float like the other operand"], (wide, e4), {}),
-            ("result", ["result: dtype is float64, expected bfloat16, float16"], (e4, e4), {"dtype": "float64"}),
-            ("e5m2 of e4m3", ["result: dtype is float8_e5m2, expected"], (e4, e4), {"dtype": E5}),
-            ("transposed", ["w: inputs are not contiguous", "as torch.nn has them"],
+        for words, args, how in (
+            (["w: dtype is float8_e5m2 like x, expected float8_e4m3fn for one of them"], (e5, e5), {}),
+            (["x: dtype is float32, expected an 8-bit float like the other operand"], (wide, e4), {}),
+            (["result: dtype is float64, expected bfloat16, float16"], (e4, e4), {"dtype": "float64"}),
+            (["result: dtype is float8_e5m2, expected"], (e4, e4), {"dtype": E5}),
+            (["w: inputs are not contiguous", "as torch.nn has them"],
              (e4, np.ascontiguousarray(e4.T)), {"transposed": True}),
-            ("no scales", ["w: dtype uint8 is not supported"], (raw, raw), {}),
-            ("x_dtype", ["x: dtype is float8_e4m3fn, expected x_dtype, float8_e5m2"], (e4, e4), {"x_dtype": E5}),
-            ("w_dtype", ["dtype", "is not supported"], (e4, raw), {"w_dtype": "float9"}),
-            ("no Scales", ["scales: expected Scales, got float"], (e4, e4), {"scales": unless_last(pb.Scales(), 2.0)}),
-            ("scales of float32", ["scales: only for 8-bit operands, A is float32"], (wide, wide),
+            (["w: dtype uint8 is not supported"], (raw, raw), {}),
+            (["x: dtype is float8_e4m3fn, expected x_dtype, float8_e5m2"], (e4, e4), {"x_dtype": E5}),
+            (["dtype", "is not supported"], (e4, raw), {"w_dtype": "float9"}),
+            (["scales: expected Scales, got float"], (e4, e4), {"scales": unless_last(pb.Scales(), 2.0)}),
+            (["scales: only for 8-bit operands, A is float32"], (wide, wide),
              {"scales": pb.Scales(a=2.0)}),
-            ("d", ["scales: d: only for an 8-bit D, D is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
-            ("two", ["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=unless_last(one, two))}),
-            ("c", ["c: dtype is float32, expected bfloat16 or float16 for a D of 8 bits"], (e4, e4),
+            (["scales: d: only for an 8-bit D, D is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
+            (["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=unless_last(one, two))}),
+            (["c: dtype is float32, expected bfloat16 or float16 for a D of 8 bits"], (e4, e4),
              {"dtype": E4, "beta": 1, "c": room}),
-            ("bias", ["bias: dtype is float32, expected bfloat16"], (e4, e4),
+            (["bias: dtype is float32, expected bfloat16"], (e4, e4),
              {"dtype": "float32", "bias": np.zeros(16, np.float32)}),
-            ("out", ["out: dtype is float32, expected bfloat16"], (e4, e4), {"out": room, "dtype": "bfloat16"}),
+            (["out: dtype is float32, expected bfloat16"], (e4, e4), {"out": room, "dtype": "bfloat16"}),
         ):  # fmt: skip
-            yield name, agreed_error(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
+            refuses(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
         blocks = pb.Scales(a=np.zeros(512, np.uint8), b=np.zeros(512, np.uint8), mode="block")
         words = ["scales: mode is 'block', expected 'tensor': the tensor-parallel functions take one scale"]
         for form in FORMS:
@@ -199,7 +195,7 @@ def test_what_is_refused(comm):
                 words_ = ["a: 1.0", "a: 2.0"]
                 refuses(ctx, pb.RankMismatchError, words_, product, e4, e4, ctx, scales=unlike_)
         y = pb.allgather_matmul(e4[:, :16], e4[:, :16], ctx)
-        yield "and it still works", first(unlike(y, np.zeros((16 * p, 16), ml_dtypes.bfloat16)))
+        assert not unlike(y, np.zeros((16 * p, 16), ml_dtypes.bfloat16)), "and it still works"
 
 
 def tensors(comm):
@@ -215,13 +211,12 @@ def tensors(comm):
             for dtype in ("bfloat16", "float16", "float32", E4, E5):
                 y = getattr(pb, form)(x, w, ctx, dtype=dtype, scales=scales)
                 good = y.dtype == getattr(torch, dtype) and bool((y.float() == total / 2).all())
-                yield f"{form} {dtype}", None if good and amax.item() == total / 2 else f"{y} {amax}"
+                assert good, f"{form} {dtype}: {y} {amax}"
+                assert amax.item() == total / 2, f"{form} {dtype}: {y} {amax}"
                 out = torch.zeros_like(y)
                 same = getattr(pb, form)(x, w, ctx, out=out, scales=scales) is out
-                yield (
-                    f"{form} out {dtype}",
-                    None if same and torch.equal(out.float(), y.float()) else f"{out}",
-                )
+                assert same, f"{form} out {dtype}"
+                assert torch.equal(out.float(), y.float()), f"{form} out {dtype}"
             with pb.plan(form, tuple(x.shape), w, ctx, x_dtype=E4, scales=scales) as plan:
                 buffer = plan.input_buffer()
                 buffer.copy_(x)

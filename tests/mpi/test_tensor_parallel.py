@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import TYPES, agreed_error, first, numbers, pick, refuses, unlike
+from tests.helpers.cases import TYPES, first, numbers, pick, refuses, unlike
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import in_turn, only_long
@@ -58,9 +58,8 @@ def test_every_type_and_size(comm):
                 wrong = "out is not what is returned"
             if beta and how["c"] is not how.get("out") and wrong is None:
                 wrong = unlike(how["c"], case.local_c)
-            yield (
-                f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {activation} {given} {turn}",
-                wrong,
+            assert not wrong, (
+                f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=} {bias=} {activation} {given} {turn}"
             )
 
 
@@ -72,20 +71,19 @@ def test_layouts(comm):
     with pb.Context(comm, engine="host") as ctx:
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 2 * p + 1, 5 * p + 2, 3 * p + 1, lead=(2, 3))
-            yield f"{form}: leading dimensions", unlike(case(ctx), case.expected())
+            assert not unlike(case(ctx), case.expected()), f"{form}: leading dimensions"
             if form in ("matmul_allreduce", "matmul_allgather"):
                 case = Case(rng, comm, form, "float32", 1, 7, 2 * p)
                 case.local_x, wanted = case.local_x[0], case.expected()[0]
-                yield f"{form}: one token without a dimension", unlike(case(ctx), wanted)
+                assert not unlike(case(ctx), wanted), f"{form}: one token without a dimension"
             case = Case(rng, comm, form, "float64", 4 * p + 2, 3 * p, 5 * p + 1, split=other_split)
-            yield f"{form}: another split", unlike(case(ctx), case.expected())
+            assert not unlike(case(ctx), case.expected()), f"{form}: another split"
             for dtype in ("float16", "bfloat16"):
                 case = Case(rng, comm, form, dtype, 2 * p, 3 * p, 4 * p, out_dtype="float32")
-                yield f"{form}: {dtype} to float32", unlike(case(ctx), case.expected())
+                assert not unlike(case(ctx), case.expected()), f"{form}: {dtype} to float32"
                 out = np.full(case.local_c.shape, 9, np.float32)
-                yield (
-                    f"{form}: {dtype} to float32 by out",
-                    unlike(case(ctx, dtype=None, out=out), case.expected()),
+                assert not unlike(case(ctx, dtype=None, out=out), case.expected()), (
+                    f"{form}: {dtype} to float32 by out"
                 )
             case = Case(rng, comm, form, "float32", 2 * p, 3 * p + 1, 4 * p)
             wide = np.zeros((case.local_x.shape[0], case.local_x.shape[1] + 3), np.float32)
@@ -95,16 +93,17 @@ def test_layouts(comm):
             room = np.zeros((case.local_c.shape[0], case.local_c.shape[1] + 2), np.float32)
             y = case(ctx, out=room[:, :-2])
             wrong = first(unlike(y, case.expected()), None if not room[:, -2:].any() else "wrote outside out")
-            yield f"{form}: padded rows, Fortran-ordered weights", wrong
+            assert not wrong, f"{form}: padded rows, Fortran-ordered weights"
             case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed=1)  # as good as True
             case.local_w = np.asfortranarray(case.local_w)
-            yield f"{form}: Fortran-ordered transposed weights", unlike(case(ctx), case.expected())
+            assert not unlike(case(ctx), case.expected()), f"{form}: Fortran-ordered transposed weights"
             for t in (2 * p, 2 * p + 1):
-                yield f"{form}: gelu, {t}", gelu(ctx, Case(rng, comm, form, "float64", t, 3 * p, 4 * p))
+                assert not gelu(ctx, Case(rng, comm, form, "float64", t, 3 * p, 4 * p)), f"{form}: gelu, {t}"
         for t in (3 * p, 3 * p + 1):
             case = Case(rng, comm, "allgather_matmul", "float32", t, 3 * p, 5, lead=(2,))
             y, gathered = case(ctx, return_gathered=True)
-            yield f"gathered, {t}", first(unlike(y, case.expected()), unlike(gathered, case.x))
+            assert not unlike(y, case.expected()), f"gathered, {t}"
+            assert not unlike(gathered, case.x), f"gathered, {t}"
 
 
 @on_ranks(1, 3)
@@ -179,14 +178,14 @@ def test_misuse(comm):
                 (["w's outputs come first"], (x, unless_last(w, np.asfortranarray(w))), {}),
             ):  # fmt: skip
                 refuses(ctx, pb.RankMismatchError, words, pb.allgather_matmul, *args, ctx, **how)
-        yield "and it still works", unlike(case(ctx), case.expected())
+        assert not unlike(case(ctx), case.expected()), "and it still works"
     try:
         case(ctx)
     except pb.ClosedError:
         wrong = None
     else:
         wrong = "no ClosedError"
-    yield "closed", wrong
+    assert not wrong, "closed"
 
 
 @on_ranks(1, *only_long(2), 3, *only_long(4))
@@ -200,67 +199,55 @@ def test_plans(comm):
             case, other = (Case(rng, comm, form, "float32", t, n, k) for _ in range(2))
             with pb.plan(form, case.local_x, case.local_w, ctx) as plan:
                 y = plan()
-                yield f"{form}, {t}: first run", unlike(y, case.expected())
+                assert not unlike(y, case.expected()), f"{form}, {t}: first run"
                 case.local_x += 1  # the planned array itself
                 case.x += 1
                 again = plan()
-                yield (
-                    f"{form}, {t}: new data",
-                    "another result" if again is not y else unlike(y, case.expected()),
+                assert again is y
+                assert not unlike(y, case.expected()), f"{form}, {t}: new data"
+                assert not unlike(plan(other.local_x, other.local_w), other.expected()), (
+                    f"{form}, {t}: other arrays"
                 )
-                yield (
-                    f"{form}, {t}: other arrays",
-                    unlike(plan(other.local_x, other.local_w), other.expected()),
-                )
-                yield f"{form}, {t}: which stay", unlike(plan(), other.expected())
+                assert not unlike(plan(), other.expected()), f"{form}, {t}: which stay"
                 mine = np.zeros_like(y)
                 y = plan(case.local_x, case.local_w, out=mine)
-                yield (
-                    f"{form}, {t}: out",
-                    unlike(y, case.expected()) or (None if y is mine else "another array"),
-                )
+                assert not unlike(y, case.expected()), f"{form}, {t}: out"
+                assert y is mine, f"{form}, {t}: out"
                 buffer = plan.input_buffer()
                 buffer[...] = other.local_x
-                yield f"{form}, {t}: input buffer", unlike(plan(w=other.local_w), other.expected())
+                assert not unlike(plan(w=other.local_w), other.expected()), f"{form}, {t}: input buffer"
                 words = ["the plan is for"]
                 wider = np.zeros((case.local_x.shape[0] + 1, case.local_x.shape[1]), np.float32)
                 refuses(ctx, pb.ArgumentError, words, plan, wider)
-                refuses(
-                    ctx,
-                    pb.ArgumentError,
-                    ["dtype"],
-                    plan,
-                    case.local_x.astype("f8"),
-                    case.local_w.astype("f8"),
-                )
-                yield f"{form}, {t}: the last ones are still there", unlike(plan(), other.expected())
+                doubles = case.local_x.astype("f8"), case.local_w.astype("f8")
+                refuses(ctx, pb.ArgumentError, ["dtype"], plan, *doubles)
+                assert not unlike(plan(), other.expected()), f"{form}, {t}: the last ones are still there"
                 report = str(plan.report())
-                yield (
-                    f"{form}, {t}: report",
-                    None if form in report and "engine     host" in report else report,
-                )
+                assert form in report
+                assert "engine     host" in report
             wide = np.zeros((*case.local_x.shape[:-1], k + 3), np.float32)
             wide[..., 1 : case.local_x.shape[-1] + 1] = case.local_x
             with pb.plan(form, wide[..., 1 : case.local_x.shape[-1] + 1], case.local_w, ctx) as plan:
-                yield f"{form}, {t}: rows of a wider x", unlike(plan(), case.expected())
+                assert not unlike(plan(), case.expected()), f"{form}, {t}: rows of a wider x"
                 plan.input_buffer()[...] = other.local_x
-                yield f"{form}, {t}: and its buffer", unlike(plan(w=other.local_w), other.expected())
+                assert not unlike(plan(w=other.local_w), other.expected()), f"{form}, {t}: and its buffer"
             refuses(ctx, pb.ClosedError, ["this plan is closed"], plan)
             with pb.plan(
                 form, case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
             ) as plan:
                 plan.input_buffer()[...] = case.local_x
-                yield f"{form}, {t}: from a shape", unlike(plan(), case.expected(1, 1, bias=True))
+                assert not unlike(plan(), case.expected(1, 1, bias=True)), f"{form}, {t}: from a shape"
         for n in (p + 1, 2 * p - 1):  # one row of weights is in any order: those of the other ranks decide
             case = Case(rng, comm, "allgather_matmul", "float32", 2 * p, n, 4)
             weights = np.asfortranarray(case.local_w)
             with pb.plan(pb.allgather_matmul, case.local_x, weights, ctx) as plan:
                 y = plan(case.local_x, weights.copy(order="F"))
-                yield f"weights in Fortran order, {n}", unlike(y, case.expected())
+                assert not unlike(y, case.expected()), f"weights in Fortran order, {n}"
         case = Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 5)
         with pb.plan(pb.allgather_matmul, case.local_x, case.local_w, ctx, return_gathered=True) as plan:
             y, gathered = plan()
-            yield "gathered by a plan", first(unlike(y, case.expected()), unlike(gathered, case.x))
+            assert not unlike(y, case.expected()), "gathered by a plan"
+            assert not unlike(gathered, case.x), "gathered by a plan"
 
 
 @on_ranks(*only_long(1), 2)
@@ -278,23 +265,20 @@ def test_plans_are_kept_but_not_arrays(comm):
         wrong = unlike(case(ctx), case.expected())
         case.local_x, case.local_w = (x.copy() for x in (case.local_x, case.local_w))
         gc.collect()
-        yield "arrays are let go", wrong or (None if not any(x() is not None for x in gone) else "kept")
-        yield "a model", _of_a_model(rng, comm, ctx, made)
+        assert not wrong, "arrays are let go"
+        assert not any(x() is not None for x in gone), "arrays are let go"
+        assert not _of_a_model(rng, comm, ctx, made), "a model"
         few = 8
         inside.keep_at_most(ctx, few << 17)  # of plans that count 128 KiB each
         for n in range(1, 20):
             other = Case(rng, comm, "allgather_matmul", "float32", 4, n, 4)
             if unlike(other(ctx), other.expected()):
                 wrong = f"{n} outputs"
-        yield (
-            "many shapes",
-            wrong or (None if inside.plans_open(ctx) <= few else f"{inside.plans_open(ctx)} plans are kept"),
-        )
+        assert not wrong, "many shapes"
+        assert inside.plans_open(ctx) <= few, "many shapes"
         made.clear()
-        yield (
-            "one that was closed",
-            unlike(case(ctx), case.expected()) or (None if made else "not planned anew"),
-        )
+        assert not unlike(case(ctx), case.expected()), "one that was closed"
+        assert made, "one that was closed"
 
 
 def _of_a_model(rng, comm, ctx, made):
@@ -324,7 +308,8 @@ def test_no_operand_is_copied(comm):
             tracemalloc.stop()
             least = min(case.local_x.nbytes, case.local_w.nbytes, out.nbytes)
             wrong = None if peak < least / 4 else f"{peak} bytes, operands have {least} and more"
-            yield f"{form} {transposed=}", unlike(out, case.expected()) or wrong
+            assert not unlike(out, case.expected()), f"{form} {transposed=}"
+            assert not wrong, f"{form} {transposed=}"
 
 
 def tensors(comm):
@@ -348,14 +333,16 @@ def tensors(comm):
             y = case(ctx, **how)
             wrong = None if isinstance(y, torch.Tensor) and str(y.dtype) == f"torch.{dtype}" else f"{y}"
             back = y.view(torch.int16).numpy().view(case.dtype) if dtype == "bfloat16" else y.numpy()
-            yield f"{form} {dtype}", wrong or unlike(back, expected)
+            assert not wrong, f"{form} {dtype}"
+            assert not unlike(back, expected), f"{form} {dtype}"
             out = torch.empty_like(y)
             if dtype in ("float16", "bfloat16"):
                 wide = case(ctx, dtype=torch.float32)
                 wrong = unlike(wide.numpy(), case.expected().astype(np.float32))
-                yield f"{form} {dtype} to PyTorch's float32", wrong
+                assert not wrong, f"{form} {dtype} to PyTorch's float32"
             same = case(ctx, out=out, **how) is out
-            yield f"{form} {dtype} into out", None if same and torch.equal(out, y) else "not there"
+            assert same, f"{form} {dtype} into out"
+            assert torch.equal(out, y), f"{form} {dtype} into out"
             plan = pb.plan(form, tuple(case.local_x.shape), case.local_w, ctx, **how)
             with plan:
                 plan.input_buffer().copy_(case.local_x)
@@ -402,7 +389,7 @@ def test_repeated_calls(comm):
                     wrong = unlike(y, case.expected(bias=bool(more)))
                     if (count <= 1) != (turn > 0):
                         wrong = wrong or f"{count} votes"
-                    yield f"{form} {name}, turn {turn}", wrong
+                    assert not wrong, f"{form} {name}, turn {turn}"
                     case.x += 1  # the arrays are read each time
                     case.local_x += 1
             for turn in range(2):
@@ -412,34 +399,28 @@ def test_repeated_calls(comm):
                     wrong = unlike(y, even.expected(beta=2)) or (None if y is result else "another array")
                     if turn and count > 1:
                         wrong = wrong or f"{count} votes"
-                    yield f"{form} with {name}, turn {turn}", wrong
+                    assert not wrong, f"{form} with {name}, turn {turn}"
             words, how = ["out: shares memory with c"], {"beta": 2}
             room = np.zeros(c.size + 1, np.float32)
             how["out"], how["c"] = room[:-1].reshape(c.shape), room[1:].reshape(c.shape)
             args = (even.local_x, even.local_w)
             if c.size > 1:
-                fault = agreed_error(ctx, pb.ArgumentError, words, getattr(pb, form), *args, ctx, **how)
-                yield f"{form}: a repeated call whose arrays overlap", fault
+                refuses(ctx, pb.ArgumentError, words, getattr(pb, form), *args, ctx, **how)
             if p > 1:
                 words = ["the ranks gave different arguments", "bias:"]
                 how = {"bias": unless_last(None, even.local_bias)}
-                fault = agreed_error(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx, **how)
-                yield f"{form}: bias on one rank", fault
+                refuses(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx, **how)
                 words = ["the last dimension is", f"on rank {p - 1}"]
                 narrow = unless_last(even.local_x, even.local_x[..., 1:].copy())
-                fault = agreed_error(ctx, pb.ArgumentError, words, getattr(pb, form), narrow, args[1], ctx)
-                yield f"{form}: a wrong array on one rank", fault
+                refuses(ctx, pb.ArgumentError, words, getattr(pb, form), narrow, args[1], ctx)
                 y, count = counted(even)
-                yield (
-                    f"{form}: afterwards",
-                    unlike(y, even.expected()) or (f"{count} votes" if count > 1 else None),
-                )
+                assert not unlike(y, even.expected()), f"{form}: afterwards"
+                assert not (count > 1), f"{form}: afterwards"
         x, w = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
         fault = unlike(pb.matmul_allgather(x, w, ctx, alpha=1), np.full((2, 4 * p), 3, np.float32))
-        yield "a number", fault
+        assert not fault, "a number"
         words = ["alpha: expected a number"]
-        fault = agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, x, w, ctx, alpha=np.True_)
-        yield "what is equal to a number", fault
+        refuses(ctx, pb.ArgumentError, words, pb.matmul_allgather, x, w, ctx, alpha=np.True_)
 
 
 def other_tokens(comm):
@@ -460,17 +441,17 @@ def other_tokens(comm):
                 few = form == "allgather_matmul" and tokens * math.prod(lead) < p  # on each rank: it is read
                 if p > 1 and (count == 1) != (turn not in (0, 4) and not few):
                     wrong = wrong or f"{count} votes"
-                yield f"{form} {lead}, {tokens} tokens", wrong
+                assert not wrong, f"{form} {lead}, {tokens} tokens"
             uneven = Case(rng, comm, form, "float32", 5 * p, *sizes, lead=lead, split=other_split)
-            yield f"{form} {lead}, other splits", counted(uneven)[0]
+            assert not counted(uneven)[0], f"{form} {lead}, other splits"
             if p > 1 and form != "allgather_matmul":
                 words = "tokens" if form == "matmul_reduce_scatter" else "x's other dimensions"
                 words = ["the ranks gave different arguments", f"{words}:"]
                 args = case.local_x[: p if last else 2 * p], case.local_w  # new on the last rank
-                fault = agreed_error(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx)
-                yield f"{form} {lead}: ranks with unlike tokens", fault
+                refuses(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx)
             wrong, count = counted(case)
-            yield f"{form} {lead}: afterwards", wrong or (None if count <= 1 else f"{count} votes")
+            assert not wrong, f"{form} {lead}: afterwards"
+            assert count <= 1, f"{form} {lead}: afterwards"
 
         def split(n, comm):  # of tokens: the last rank has fewer
             start = comm.rank * many
@@ -480,14 +461,14 @@ def other_tokens(comm):
         for many, few in ((8, 6), (8, 6), (8, 8), (6, 6), (8, 6), (5, 4), (5, 5), (4, 4), (5, 4), (5, 4)):
             total = many * (p - 1) + few
             case = Case(rng, comm, "allgather_matmul", "float32", total, *sizes, split=split)
-            yield f"{many} tokens, {few} on the last rank", unlike(case(ctx), case.expected())
+            assert not unlike(case(ctx), case.expected()), f"{many} tokens, {few} on the last rank"
         x, w = np.ones((600, 2), np.float32), np.ones((1, 2), np.float32)
         pb.matmul_allreduce(x, w, ctx)
         before = inside.votes(ctx)
         for tokens in range(599, 39, -1):  # more than are remembered
             pb.matmul_allreduce(x[:tokens], w, ctx)
         count = inside.votes(ctx) - before
-        yield "many numbers of tokens", None if p == 1 or count == 560 else f"{count} votes"
+        assert p == 1 or count == 560, "many numbers of tokens"
 
 
 def few_tokens(comm):

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import json
 import os
+import reprlib
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ from pblasmp.testing import import_module, run_function, world_of
 install_importhook(get_config())  # assertions of test modules show their values here, too
 
 _MISSING = object()
+_SHOWN = str, int, float, complex, bool, tuple, list, dict
 _known: dict[Any, dict[str, Any]] = {}
 """The attributes of modules and classes, copied again only where something has changed."""
 
@@ -118,6 +120,19 @@ def _restore(owner: Any, attributes: dict[str, Any]) -> bool:
     return False
 
 
+def _values(error: BaseException) -> str:
+    """Return what variables of tests are where an error was raised, or called what raised it: simple ones, in short."""
+    lines = []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path, told = Path(frame.f_code.co_filename), []
+        for name, value in frame.f_locals.items() if "tests" in path.parts and path != Path(__file__) else ():
+            if type(value) in _SHOWN and name.isidentifier():
+                with contextlib.suppress(Exception):  # integers may be too large to print
+                    told.append(f"{name} = {reprlib.repr(value)}")
+        lines += [f"{path.name}:{number}: {', '.join(told)}"] if told else []
+    return "\n".join(lines)
+
+
 _POLLS = 20  # of a wait for other ranks, before it sleeps: other worlds need the cores
 
 
@@ -199,8 +214,8 @@ class _Rank:
                 else:
                     os.environ[variable] = value
             return run_function(name, file, self._comm, kwargs, self._note)
-        except BaseException:  # noqa: BLE001 (whatever ends a function is what the report is about)
-            return {"error": traceback.format_exc()}
+        except BaseException as error:  # noqa: BLE001 (whatever ends a function is what the report is about)
+            return {"error": traceback.format_exc() + _values(error)}
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -25,10 +25,8 @@ from tests.helpers.mpi import on_ranks, run_on_one_node, run_torch, starts_ranks
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.torch_ranks import (
     PRODUCTS,
-    Case,
     Split,
     compare,
-    failure,
     host,
     import_compiler,
     integers,
@@ -51,15 +49,14 @@ KEEP_GATHERED = {"pull", "push"}
 Ran = list[tuple[str, str]]
 
 
-def everything(comm: Any) -> Iterator[Case]:
+def everything(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         for function, sizes in taken_in_turn(PRODUCTS, ((8, 12, 16), (7, 13, 10)), size=ctx.size):
-            case = partial(by_name, function=function, sizes=sizes)
-            yield f"{function.__name__} {sizes}", failure(case, ctx)
+            by_name(ctx, function, sizes)
         cases = table_is_whole, layers, scaled, dtensors, unknown, unlike, styles
         for (each,) in taken_in_turn(cases, size=ctx.size):
-            yield each.__name__, failure(each, ctx)
+            each(ctx)
 
 
 @contextmanager
@@ -387,14 +384,13 @@ def test_measuring_in_the_first_pass(comm: Any, tuning_file: str) -> None:
 
 @starts_ranks
 @on_ranks(2, runner=run_on_one_node, timeout=500, launch=True, backend="aot_eager")
-def test_compiled(comm: Any, backend: str) -> Iterator[Case]:
+def test_compiled(comm: Any, backend: str) -> None:
     """torch.compile without a graph break: what is named runs, and what there is not is refused when it runs."""
     import_compiler()
     with host(comm) as ctx:
         for kind, scales in in_turn(list(kinds(ctx)), (None, pt.DelayedScaling(amax_history_len=1)), keep=2):
-            case = partial(one_compiled, kind=kind, scales=scales, backend=backend)
-            yield f"{kind.how} {scales}", failure(case, ctx)
-        yield "unknown", failure(partial(compiled_unknown, backend=backend), ctx)
+            one_compiled(ctx, kind, scales, backend)
+        compiled_unknown(ctx, backend=backend)
 
 
 def one_compiled(ctx: pb.Context, kind: Kind, scales: Any, backend: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,8 @@ import pblasmp.torch as pt
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
-    Case,
     Mlp,
     compare,
-    failure,
     full,
     host,
     import_compiler,
@@ -107,20 +105,17 @@ def new_model() -> Model:
     return Model().double()
 
 
-def everything(comm: Any) -> Iterator[Case]:
+def everything(comm: Any) -> None:
     with world(comm) as size:
         mesh = init_device_mesh("cpu", (size,))
         with pb.Context(mesh, engine="host") as ctx:
             for sequence_parallel in (False, True):
-                yield (
-                    f"styles, {sequence_parallel}",
-                    failure(lambda ctx, s=sequence_parallel: styles(ctx, mesh, s), ctx),
-                )
+                styles(ctx, mesh, sequence_parallel)
             for case in (dtensors, functional, refused):
-                yield case.__name__, failure(case, ctx)
+                case(ctx)
         if size == 4:
-            yield "data parallel", data_parallel()
-            yield "subgroups", subgroups()
+            data_parallel()
+            subgroups()
 
 
 def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -252,7 +247,7 @@ def refused(ctx: pb.Context) -> None:
         pt.init_process_group()
 
 
-def data_parallel() -> str | None:
+def data_parallel() -> None:
     """Data parallel by FSDP2 or DDP on one axis of a mesh, tensor parallel on the other, against one process."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with pb.Context(mesh["tp"], engine="host") as ctx:
@@ -261,9 +256,7 @@ def data_parallel() -> str | None:
             partial(by_fsdp, sequence_parallel=True),
             by_ddp,
         ):
-            if fault := failure(partial(trained_on_halves, mesh=mesh, make=make), ctx):
-                return fault
-    return None
+            trained_on_halves(ctx, mesh=mesh, make=make)
 
 
 def by_fsdp(ctx: pb.Context, mesh: DeviceMesh, *, sequence_parallel: bool) -> tuple[Mlp, Any, bool]:
@@ -315,7 +308,7 @@ def trained_on_halves(ctx: pb.Context, mesh: DeviceMesh, make: Any) -> None:
         compare(name, full(got), expected, 1e-10)
 
 
-def subgroups() -> str | None:
+def subgroups() -> None:
     """Two tensor-parallel groups of two ranks at once, next to a context of all four."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with (
@@ -327,14 +320,10 @@ def subgroups() -> str | None:
             split = pt.ColumnParallelLinear.from_linear(whole, ctx=ctx, gather_output=True)
             whole.load_state_dict({name: full(value) for name, value in split.state_dict().items()})
             x = integers(ctx, ctx.size + (dist.get_rank() // 2 if ctx is pair else 0), 5, 6)
-            fault = failure(lambda ctx: compare("y", split(x), whole(x), 1e-12), ctx)  # noqa: B023
-            if fault:
-                return fault
+            compare("y", split(x), whole(x), 1e-12)
             split(x).sum().backward()
             norm = full(nn.utils.get_total_norm([p.grad for p in split.parameters()]))
-            if len(set(ctx.comm.allgather(norm.item()))) != 1:
-                return "norms differ"
-    return None
+            assert len(set(ctx.comm.allgather(norm.item()))) == 1, "norms"
 
 
 @on_ranks(4, timeout=300)
@@ -357,16 +346,15 @@ def test_groups_of_mpi_without_a_process_group(comm: Any) -> None:
     part.Free()
 
 
-def compiled(comm: Any, backend: str, sequence_parallel: list[bool], tokens: list[int]) -> Iterator[Case]:
+def compiled(comm: Any, backend: str, sequence_parallel: list[bool], tokens: list[int]) -> None:
     """torch.compile without a graph break or a warning, losses and gradients as without it."""
     import_compiler()
     with world(comm) as size:
         mesh = init_device_mesh("cpu", (size,))
         with pb.Context(mesh, engine="host") as ctx:
             for s in sequence_parallel:
-                case = partial(one_compiled, mesh=mesh, s=s, backend=backend, tokens=tokens)
-                yield f"{backend} {s}", failure(case, ctx)
-            yield "uneven", failure(partial(compiled_uneven, backend=backend), ctx)
+                one_compiled(ctx, mesh, s, backend, tokens)
+            compiled_uneven(ctx, backend=backend)
 
 
 def one_compiled(ctx: pb.Context, mesh: DeviceMesh, s: bool, backend: str, tokens: list[int]) -> None:

@@ -7,7 +7,7 @@ import copy
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,7 @@ from pblasmp.torch import parameters
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
-    Case,
     compare,
-    failure,
     full,
     host,
     import_compiler,
@@ -43,12 +41,12 @@ from tests.helpers.torch_ranks import (
 MARKS = ("tensor_model_parallel", "partition_dim", "partition_stride")
 
 
-def everything(comm: Any) -> Iterator[Case]:
+def everything(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with world(comm) as size, host(comm) as ctx:
         mesh = init_device_mesh("cpu", (size,))
         for (case,) in taken_in_turn(CASES, size=size):
-            yield case.__name__, failure(partial(case, mesh=mesh), ctx)
+            case(ctx, mesh=mesh)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -945,7 +943,7 @@ CASES = (
 
 @starts_ranks
 @on_ranks(1, 2, timeout=300, launch=True)
-def test_compiled_code_runs_in_later_contexts(comm: Any) -> Iterator[Case]:
+def test_compiled_code_runs_in_later_contexts(comm: Any) -> None:
     """Compiled code runs in a later context with the same ranks, without being compiled again."""
     compiled = 0
 
@@ -965,17 +963,13 @@ def test_compiled_code_runs_in_later_contexts(comm: Any) -> Iterator[Case]:
         compare("layer", graph(x), expected)
         fast(x, w, first)
     made = compiled
-
-    def again(ctx: pb.Context) -> None:
-        compare("function", fast(x, w, ctx), torch.full((4, 6), 64.0))
-        compare("layer", graph(x), expected)
-        assert compiled == made, "it was compiled again"
-
     with pytest.raises(pb.ClosedError):
         graph(x)
-    for number in range(10):  # more than torch.compile would compile anew
+    for _ in range(10):  # more than torch.compile would compile anew
         with host(comm) as ctx:
-            yield f"context {number}", failure(again, ctx)
+            compare("function", fast(x, w, ctx), torch.full((4, 6), 64.0))
+            compare("layer", graph(x), expected)
+            assert compiled == made, "it was compiled again"
     with pytest.raises(pb.ClosedError, match="is closed"):
         fast(x, w, first)
     if comm.size > 1:
@@ -1033,7 +1027,7 @@ def test_no_rank_has_a_whole_weight(comm: Any) -> None:
 
 @starts_ranks
 @on_ranks(2, timeout=300, launch=True)
-def test_compiled(comm: Any) -> Iterator[Case]:
+def test_compiled(comm: Any) -> None:
     """What is between layers, several layers at once, and options, without a graph break and as in eager mode."""
     import_compiler()
     with host(comm) as ctx:
@@ -1064,7 +1058,7 @@ def test_compiled(comm: Any) -> Iterator[Case]:
             for got, expected in zip(*reversed(results), strict=True):
                 compare("compiled", got, expected, 1e-12)
 
-        yield "model", failure(same, ctx)
+        same(ctx)
 
 
 # -- the tests

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pblasmp.torch as pt
 from pblasmp.torch import meshes
 from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import on_ranks, run_on_one_node
-from tests.helpers.torch_ranks import Case, host
+from tests.helpers.torch_ranks import host
 
 NODES = "pblasmp.torch.meshes.machines_of"
 
@@ -59,39 +58,38 @@ def works(comm: Any) -> bool:
 
 
 @on_ranks(2, runner=run_on_one_node)
-def test_the_store_listens_at_one_address(comm: Any) -> Iterator[Case]:
+def test_the_store_listens_at_one_address(comm: Any) -> None:
     before = listening()
     with host(comm) as ctx:
         pt.ColumnParallelLinear(8, 8, ctx=ctx)
         address, port = place_of_store()
         mine = listening() - before
-        yield "one node: its address", None if address == "127.0.0.1" else address
-        yield "one node: nothing is open", opened(mine)
+        assert address == "127.0.0.1", "one node: its address"
+        assert not opened(mine), "one node: nothing is open"
         others = [reached(each, port) for each in ("127.0.0.1", "127.0.0.2", *meshes.interfaces())]
-        yield (
-            "one node: no other address",
-            None if others[:2] == [True, False] and sum(others) <= 2 else f"{others}",
-        )
-        yield "one node: it works", None if works(comm) else "wrong sums"
+        assert others[:2] == [True, False]
+        assert sum(others) <= 2
+        assert works(comm), "one node: it works"
     with patch(NODES, lambda _: [(rank,) for rank in range(comm.size)]):
         pt.init_process_group(comm)
         address, port = place_of_store()
         far = [each for each in meshes.interfaces() if not each.startswith("127.")]
-        yield "nodes: its address", None if address in (far or ["127.0.0.1"]) else address
-        yield "nodes: nothing is open", opened(listening() - before)
+        assert address in (far or ["127.0.0.1"]), "nodes: its address"
+        assert not opened(listening() - before), "nodes: nothing is open"
         others = [reached("127.0.0.2", port), reached("127.0.0.1", port)]
-        yield "nodes: no other address", None if others == [False, not far] else f"{others}"
+        assert others == [False, not far], "nodes: no other address"
         known = os.environ.pop("GLOO_SOCKET_IFNAME")
-        yield "nodes: gloo", None if known == meshes.interfaces()[address] else known
-        yield "nodes: it works", None if works(comm) else "wrong sums"
+        assert known == meshes.interfaces()[address], "nodes: gloo"
+        assert works(comm), "nodes: it works"
         dist.destroy_process_group()
     alone = comm.Split(comm.rank)
     pt.init_process_group(alone)
     store: Any = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    yield "one rank: its store", None if isinstance(store, dist.HashStore) else type(store).__name__
-    yield "one rank", opened(listening() - before) or (None if works(alone) else "wrong sums")
+    assert isinstance(store, dist.HashStore), f"one rank: its store: {type(store).__name__}"
+    assert not opened(listening() - before), "one rank"
+    assert works(alone), "one rank"
     dist.destroy_process_group()
 
 
@@ -101,7 +99,7 @@ def opened(addresses: set[str]) -> str | None:
 
 
 @on_ranks(2)
-def test_what_one_rank_cannot_do_all_ranks_raise(comm: Any) -> Iterator[Case]:
+def test_what_one_rank_cannot_do_all_ranks_raise(comm: Any) -> None:
     """What goes wrong on one rank is raised by both, and nothing is half made."""
     last = comm.rank == 1
 
@@ -135,7 +133,8 @@ def test_what_one_rank_cannot_do_all_ranks_raise(comm: Any) -> Iterator[Case]:
                     fault = agreed_error(ctx, kind, words, pt.init_process_group, comm)
                     for each in patches:
                         each.stop()
-                yield f"{name}, {len(nodes)} nodes", fault or ("a group" if dist.is_initialized() else None)
+                assert not fault, f"{name}, {len(nodes)} nodes"
+                assert not dist.is_initialized(), f"{name}, {len(nodes)} nodes"
     with host(comm) as ctx:
         pt.RowParallelLinear(8, 8, ctx=ctx)
-        yield "later", None if works(comm) else "wrong sums"
+        assert works(comm), "later"

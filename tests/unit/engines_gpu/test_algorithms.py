@@ -24,7 +24,7 @@ from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.problems import files
 from pblasmp.runtime import plans
 from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
-from tests.helpers.cases import unlike
+from tests.helpers.cases import all_right, unlike
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.algorithms import (
@@ -85,21 +85,21 @@ def on_the_gpu(lib: Witness, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @on_ranks(*RANKS, count=draws(1, long=8))
-def test_calls(comm: Any, path: str, count: int) -> Any:
+def test_calls(comm: Any, path: str, count: int) -> None:
     with played(path, comm, width=16) as (ctx, _):
         for routine in ("matmul", *ROUTINES):
             for algo in algorithms(routine):
                 for seed in range(count * (1 + (routine == "matmul"))):
-                    yield f"{routine} {algo} {seed}", one_call(ctx, routine, algo, seed) or None
+                    assert not one_call(ctx, routine, algo, seed), f"{routine} {algo} {seed}"
 
 
 @on_ranks(*RANKS, count=draws(1, long=8))
-def test_schemes(comm: Any, path: str, count: int) -> Any:
+def test_schemes(comm: Any, path: str, count: int) -> None:
     with played(path, comm, width=16) as (ctx, _):
         for scheme, names in PRODUCTS.items():
             for algo in names if scheme != "gemm" else ():
                 for seed in range(count):
-                    yield f"{scheme} {algo} {seed}", one_scheme(ctx, scheme, algo, seed) or None
+                    assert not one_scheme(ctx, scheme, algo, seed), f"{scheme} {algo} {seed}"
 
 
 def what_follows(comm: Any, path: str, dtypes: list[str], keep: int) -> Any:
@@ -108,7 +108,7 @@ def what_follows(comm: Any, path: str, dtypes: list[str], keep: int) -> Any:
         for algo in EPILOGUES:
             for dtype in dtypes:
                 for case, fault in every_epilogue(ctx, algo, dtype, rng, keep=keep):
-                    yield case, fault or None
+                    assert not fault, case
 
 
 def eight_bits(comm: Any, path: str, keep: int) -> Any:
@@ -116,20 +116,20 @@ def eight_bits(comm: Any, path: str, keep: int) -> Any:
     with played(path, comm, queued=False, width=40) as (ctx, _):  # scales that are arrays are read
         for algo in EPILOGUES:
             for case, fault in every_float8(ctx, algo, rng, keep=keep):
-                yield case, fault or None
+                assert not fault, case
 
 
 @on_ranks(*RANKS, count=draws(2, long=8))
-def test_tensor_parallel(comm: Any, path: str, count: int) -> Any:
+def test_tensor_parallel(comm: Any, path: str, count: int) -> None:
     with played(path, comm) as (ctx, _):
         for form, names in PARALLEL.items():
             for algo in names:
                 for seed in range(count):
-                    yield f"{form} {algo} {seed}", one_parallel(ctx, form, algo, seed) or None
+                    assert not one_parallel(ctx, form, algo, seed), f"{form} {algo} {seed}"
 
 
 @on_ranks(4)
-def test_problem_files(comm: Any, path: str) -> Any:
+def test_problem_files(comm: Any, path: str) -> None:
     """Whole products by a cuBLASMp that multiplies what it is told to, by pointers, descriptors and attributes alone.
 
     Grids in both orders and of fewer ranks, sources, ragged and empty parts, sub-matrices, the schemes.
@@ -139,22 +139,23 @@ def test_problem_files(comm: Any, path: str) -> Any:
             file = files.load_problem_file(where)
             if file.nranks <= comm.size and not file.problem.faults():
                 within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
-                fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
-                yield f"{file.path.name} {algo}", fault or None
+                assert not multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo), (
+                    f"{file.path.name} {algo}"
+                )
 
 
 @on_ranks(4)
-def test_vectors(comm: Any, path: str) -> Any:
+def test_vectors(comm: Any, path: str) -> None:
     """Levels 1 and 2: every option, numbers on the host, and a gemv that leaves A where it is."""
     rng = np.random.default_rng(71)
     with context(path, Multiplying, comm=comm) as (ctx, _):
         for routine in WRITERS:
             for options in legal_options(routine):
                 dtype = DTYPES[int(rng.integers(4))]
-                yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+                assert not called(ctx, rng, routine, options, dtype), f"{routine} {options} {dtype}"
         for dtype in DTYPES:
-            yield from of_level_1(ctx, rng, dtype, 9)
-        yield "algorithm", taken(ctx)
+            all_right(of_level_1(ctx, rng, dtype, 9))
+        assert not taken(ctx), "algorithm"
 
 
 def taken(ctx: Any) -> str | None:
@@ -171,7 +172,7 @@ def taken(ctx: Any) -> str | None:
 
 @pytest.mark.parametrize("reach", [False, True])
 @on_ranks(*RANKS, count=draws(24, long=60))
-def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> Any:
+def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> None:
     with played(path, comm) as (ctx, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "moves_unseen", lambda *_: True)
         gpu = EagerGpu() if reach else None
@@ -181,10 +182,10 @@ def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> Any
         for seed in range(count):
             way, fault = one_move(ctx, seed)
             ways.add(way.removesuffix(", converting 8-bit floats"))
-            yield f"seed {seed}", fault or None
+            assert not fault, f"seed {seed}"
         expected = {"by copy engines" if reach else "by NCCL"} if ctx.size > 1 else set()
         assert ways == expected | {"by a local copy"}, "ways"
-        yield "kernels", None if gpu is None or gpu.moves else "never used"
+        assert gpu is None or gpu.moves, "kernels"
 
 
 @pytest.mark.parametrize(("ranks", "dtypes"), [(1, ["float64"]), (2, ["bfloat16"]), (4, ["float32"])])
@@ -198,7 +199,7 @@ def test_float8(stand_in, ranks):
 
 
 @on_ranks(*only_long(1), 2)
-def test_arrays_are_let_go(comm: Any, path: str) -> Any:
+def test_arrays_are_let_go(comm: Any, path: str) -> None:
     """A plan that is closed, and what a plain call was given, keep no array; nor does a product that is prepared."""
     d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid.squarest(comm.size), dtype="float32")
     every = [("matmul", "ab", algo) for algo in ("default", *algorithms("matmul"))]
@@ -219,15 +220,15 @@ def test_arrays_are_let_go(comm: Any, path: str) -> Any:
             del given, result, plan
             gc.collect()
             held = [ref() is not None for ref in gone]
-            yield f"{name} {algo}", f"held: {held}" if any(held) else None
+            assert not any(held), f"{name} {algo}"
 
 
 @on_ranks(*only_long(1), 2, *only_long(4))
-def test_repeated_calls(comm: Any, path: str) -> Any:
+def test_repeated_calls(comm: Any, path: str) -> None:
     """Plans of plain calls are kept, but for those that hold memory."""
     with played(path, comm) as (ctx, _):
         for name, how in KEPT + NOT_KEPT:
-            yield f"{name} {how}", repeated_calls(ctx, name, how) or None
+            assert not repeated_calls(ctx, name, how), f"{name} {how}"
 
 
 def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:
@@ -251,7 +252,7 @@ def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:
 
 
 @on_ranks(2)
-def test_new_sub_matrices(comm: Any, path: str) -> Any:
+def test_new_sub_matrices(comm: Any, path: str) -> None:
     """A direct call on a new sub-matrix, dealt out as others were, takes few calls of Python."""
     with context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, _):
         a, b, c = (ctx.zeros((96, 96), block=4, grid=(1, 2), order="F") for _ in range(3))
@@ -268,7 +269,7 @@ def test_new_sub_matrices(comm: Any, path: str) -> Any:
             for at in (0, 8):  # a template, then calls of its pattern
                 call(at, at, at + 8)
             _, calls, _ = python_calls(partial(call, 16, 24, 32))
-            yield call.__name__, f"{calls} calls" if calls > most else None
+            assert not (calls > most), call.__name__
 
 
 @on_ranks(2, on_nodes="blocks:2")
@@ -293,7 +294,7 @@ _MOST_CALLS, _MOST_OF_QUEUES = 130, 115
 
 
 @on_ranks(2)
-def test_other_tokens(comm: Any, path: str) -> Any:
+def test_other_tokens(comm: Any, path: str) -> None:
     """Another number of tokens takes one vote on GPUs, no agreement of the engine, and few calls if there is memory."""
     rng = np.random.default_rng(83)
     for algos, queues in ((("push", "nccl"), False), (("auto",), True)):  # those with windows only queue here
@@ -314,7 +315,7 @@ def test_other_tokens(comm: Any, path: str) -> Any:
                         wrong = wrong or f"{count} votes"
                     if turn == 2 and (calls > _MOST_CALLS or (queues and of_queue > _MOST_OF_QUEUES)):
                         wrong = wrong or f"{calls} calls, {of_queue} to queue it"
-                    yield f"{form} {algo}, {tokens} tokens", wrong
+                    assert not wrong, f"{form} {algo}, {tokens} tokens"
             if queues:  # products that come once do not look for an algorithm of their own
                 x, w, found = ctx.engine.xp.zeros((200, 2)), ctx.engine.xp.zeros((2, 2)), []
                 for tokens in (200, 199, 198, 197, 198, 198):
@@ -327,7 +328,7 @@ def test_other_tokens(comm: Any, path: str) -> Any:
 
 
 @on_ranks(2)
-def test_out_of_order(comm: Any, path: str) -> Any:
+def test_out_of_order(comm: Any, path: str) -> None:
     """The GPUs that are played see a stream that does not wait for what it sends, or that nothing waits for."""
     for name, message in (("start", "do not wait for what they send"), ("finish", "waits for messages")):
         with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
@@ -344,8 +345,5 @@ def test_out_of_order(comm: Any, path: str) -> Any:
                 here, there = (ctx.engine.xp.zeros(40) for _ in range(2))
                 peer = 1 - comm.rank
                 ctx.engine.transport.start([(here, peer)], [(there, peer)]).finish()
-            try:
+            with pytest.raises(AssertionError, match=message):
                 lib.gpu.assert_clean()
-                yield name, "nobody saw it"
-            except AssertionError as error:
-                yield name, None if message in str(error) else str(error)

@@ -142,7 +142,7 @@ def test_scales_in_every_form(ctx, form, kind):
 
 
 @on_ranks(2, timeout=60)
-def test_budgets(comm: Any, path: str) -> Any:
+def test_budgets(comm: Any, path: str) -> None:
     with context(path, Multiplying, comm=comm, lt=FakeLt()) as (ctx, lib):
         lib.gpu.free = 1000 if comm.rank == 0 else 2000
         found = ctx.engine.transport.fits(801)
@@ -157,7 +157,7 @@ def test_budgets(comm: Any, path: str) -> Any:
 
 
 @on_ranks(2, timeout=60)
-def test_unlike(comm: Any, path: str) -> Any:
+def test_unlike(comm: Any, path: str) -> None:
     """Pieces, slots and flags follow from the number of multiprocessors: it must be one number."""
     with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib:
         lib.gpu.multiprocessors = (132, 114)[comm.rank]

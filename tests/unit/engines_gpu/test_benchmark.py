@@ -24,7 +24,7 @@ def test_the_benchmark_makes_the_same_call(ctx, lib):
 
 
 @on_ranks(2)
-def test_what_results_say_of_the_machine(comm: Any, path: str) -> Any:
+def test_what_results_say_of_the_machine(comm: Any, path: str) -> None:
     """Two GPUs of one host are on one host, and a rank that is bound to a core is on a machine of more."""
     everything = os.sched_getaffinity(0)
     with machine(path, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
@@ -33,6 +33,6 @@ def test_what_results_say_of_the_machine(comm: Any, path: str) -> Any:
             found = gpu_machine(ctx)
         finally:
             os.sched_setaffinity(0, everything)
-    yield "hosts", None if found["hosts"] == 1 else found["hosts"]
-    yield "GPUs of their own", found.get("shared")
-    yield "cores", None if found["cores"] == len(os.sched_getaffinity(1)) else found["cores"]
+    assert found["hosts"] == 1, "hosts"
+    assert not found.get("shared"), "GPUs of their own"
+    assert found["cores"] == len(os.sched_getaffinity(1)), "cores"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -14,7 +13,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu import cusolvermp
 from pblasmp.errors import LibraryNotFoundError
 from tests.helpers import spectral_cases
-from tests.helpers.cases import agreed_error, scattered
+from tests.helpers.cases import all_right, refuses, scattered
 from tests.helpers.factor_cases import TYPES
 from tests.helpers.fakesolver import FakeSolver
 from tests.helpers.machine import Multiplying, Witness, machine
@@ -31,39 +30,40 @@ def opened(lib: Witness, patch: pytest.MonkeyPatch, version: int = 901) -> FakeS
 
 
 @on_ranks(*only_long(1, 2), 4)
-def test_everything(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+def test_everything(comm: Any, path: str) -> None:
     rng = np.random.default_rng(83)
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         solver = opened(lib, patch)
         with pb.Context(comm, engine="cublasmp") as ctx:
             for dtype, kind in zip(TYPES, KINDS, strict=True):
                 for each in ("all", kind):
-                    yield eigh(ctx, rng, dtype, int(rng.integers(0, 20)), "cusolvermp", kind=each)
+                    all_right([eigh(ctx, rng, dtype, int(rng.integers(0, 20)), "cusolvermp", kind=each)])
             patch.setattr(cusolvermp.METHODS[1], "most", 0)
             for dtype in ("float32", "complex128"):
-                yield from eigh_at_the_ends(ctx, rng, dtype, keep=4)
-            yield from calls(ctx, rng)
-            yield from chosen(ctx)
+                all_right(eigh_at_the_ends(ctx, rng, dtype, keep=4))
+            calls(ctx, rng)
+            chosen(ctx)
             if ctx.size > 1:
-                yield from wrong_singular_vectors(ctx, solver)
-                yield from sorted_columns(ctx)
+                wrong_singular_vectors(ctx, solver)
+                sorted_columns(ctx)
         solver.assert_clean()
         lib.assert_clean()
         lib.gpu.assert_clean()
         assert "Syevd" in solver.calls, "called: never"
 
 
-def calls(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
+def calls(ctx: pb.Context, rng: np.random.Generator) -> None:
     d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ctx.size))
     a = scattered(ctx, d, np.eye(8) * 3)
     whole = np.diag(np.arange(8.0)) + 1
     where = scattered(ctx, d, whole)
-    yield from singular_values(ctx, rng)
+    singular_values(ctx, rng)
     w, v = pb.linalg.eigh(where, subset_by_index=(2, 4))
     expected = np.linalg.eigvalsh(whole)
     found = v.allgather()
     near = np.allclose(w, expected[2:5]) and np.allclose(whole @ found, found * w)
-    yield "subset", None if near and found.shape == (8, 3) else f"{w}"
+    assert near, f"subset: {w}"
+    assert found.shape == (8, 3), f"subset: {w}"
     w = pb.linalg.eigvalsh(where)
     assert np.allclose(w, expected), "values"
     w, v = pb.linalg.eigh(where, scattered(ctx, d, np.eye(8) * 4))
@@ -71,31 +71,33 @@ def calls(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]
     near = np.allclose(w, expected / 4) and np.allclose(whole @ found, 4 * found * w)
     assert near, f"pair: {w}"
     words = ["eigh: a", "expected a square matrix"]
-    yield "eigh", agreed_error(ctx, pb.ArgumentError, ["expected a square matrix"], pb.linalg.eigh, a[:4, :])
+    refuses(ctx, pb.ArgumentError, ["expected a square matrix"], pb.linalg.eigh, a[:4, :])
     with pb.plan(pb.linalg.eigh, a) as plan:
         report = plan.report()
         values, _ = plan()
         words = ["a CUDA graph: a factorization cannot be recorded"]
-        yield "graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
+        refuses(ctx, pb.UnsupportedError, words, plan.graph)
     said = ctx.size == 1 or (report.algorithm == "cusolvermp" and "cuSOLVERMp" in report.path)
-    yield "plan", None if said and np.allclose(values, 3) else str(report)
+    assert said, f"plan: {report}"
+    assert np.allclose(values, 3), f"plan: {report}"
     assert len(plan.report().moved) == (d.order == "C"), "moved"
 
 
-def singular_values(ctx: pb.Context, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
+def singular_values(ctx: pb.Context, rng: np.random.Generator) -> None:
     """By one GPU, of any size, and by all with cuSOLVERMp's gesvd."""
     whole = rng.standard_normal((7, 4)) * 1e-200
     a = scattered(ctx, pb.MatrixDescriptor((7, 4), (2, 3), pb.Grid.squarest(ctx.size)), whole)
     u, s, vh = pb.linalg.svd(a)
     near = np.allclose((u.allgather() * (s * 1e200)) @ vh.allgather(), whole * 1e200)
     same = np.allclose(s, pb.linalg.svdvals(a), rtol=1e-12, atol=0) and (np.diff(s) <= 0).all()
-    yield "svd", None if near and same else f"{s}"
+    assert near, f"svd: {s}"
+    assert same, f"svd: {s}"
     for dtype in TYPES:
         for shape in ((1, 1), (3, 17), (17, 3), (int(rng.integers(2, 20)), int(rng.integers(2, 20)))):
-            yield spectral_cases.svd(ctx, rng, dtype, shape, "cusolvermp")
+            all_right([spectral_cases.svd(ctx, rng, dtype, shape, "cusolvermp")])
 
 
-def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tuple[str, Any]]:
+def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> None:
     """Those that "auto" finds are checked, and found again by one GPU."""
     whole = np.arange(24.0).reshape(6, 4) + np.eye(6, 4)
     a = ctx.scatter(whole, block=2)
@@ -108,15 +110,17 @@ def wrong_singular_vectors(ctx: pb.Context, solver: FakeSolver) -> Iterator[tupl
         solver.spoils = False
         near = np.allclose((u.allgather() * s) @ vh.allgather(), whole)
         kept = np.allclose((by_name.u.allgather() * s) @ by_name.vh.allgather(), whole)
-        yield f"spoiled {limits}", None if near and not kept else f"{s} {near}"
+        assert near, f"spoiled {limits}: {s} {near}"
+        assert not kept, f"spoiled {limits}: {s} {near}"
     with mock.patch.multiple(method, quick=(6, 5)), pb.plan(pb.linalg.svd, a) as plan:
         right = np.allclose(plan().s, s)
-        yield "plan of svd", None if right and plan.report().algorithm == "cusolvermp" else str(plan.report())
+        assert right
+        assert plan.report().algorithm == "cusolvermp"
     with mock.patch.multiple(method, quick=(5, 6)), pb.plan(pb.linalg.svd, a) as plan:
         assert plan.report().algorithm == "cusolver", "small"
 
 
-def sorted_columns(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
+def sorted_columns(ctx: pb.Context) -> None:
     """Only columns that are out of order travel, wherever they are: cuSOLVERMp swaps nearly equal ones."""
     n, real = 40, cusolvermp.move
     moved: list[tuple[int, int]] = []
@@ -137,10 +141,11 @@ def sorted_columns(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
         found = v.allgather()
         near = np.allclose(w, np.sort(values)) and np.allclose(whole @ found, found * w)
         few = len(moved) == 2 and moved[0][1] <= min(len(equal), n // 2) * ctx.size
-        yield f"sorted {len(equal)}", None if near and few else f"{w} {moved}"
+        assert near, f"sorted {len(equal)}: {w} {moved}"
+        assert few, f"sorted {len(equal)}: {w} {moved}"
 
 
-def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
+def chosen(ctx: pb.Context) -> None:
     """ "auto" solves and factors on panels, for a single right-hand side, too."""
     a = ctx.eye(40, block=4)
     lower, (factors, pivots) = pb.linalg.cholesky(a), pb.linalg.lu_factor(a)
@@ -153,7 +158,7 @@ def chosen(ctx: pb.Context) -> Iterator[tuple[str, Any]]:
             with pb.plan(function, *given) as plan:
                 found = plan.report().algorithm
             case = f"auto {function.__name__} {width}"
-            yield case, None if found == "panels" else f"{found}, expected panels"
+            assert found == "panels", case
 
 
 def test_one_gpu_computes_in_the_place_of_the_eigenvectors(
@@ -205,7 +210,7 @@ def test_one_gpu_takes_cusolvermp_for_singular_values(
 
 
 @on_ranks(2)
-def test_without_the_library(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
+def test_without_the_library(comm: Any, path: str) -> None:
     """A rank lacks the cusolvermp, or it is too old: every rank says why, once."""
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         asked = []
@@ -225,21 +230,18 @@ def test_without_the_library(comm: Any, path: str) -> Iterator[tuple[str, Any]]:
                     "no algorithm of the cublasmp engine",
                     "cuSOLVERMp (libcusolverMp.so.0) was not found",
                 ]
-                yield "none", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
+                refuses(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a)
             words = ["algo 'cusolvermp': cuSOLVERMp (libcusolverMp.so.0) was not found"]
-            yield "asked", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a, algo="cusolvermp")
+            refuses(ctx, pb.UnsupportedError, words, pb.linalg.eigh, a, algo="cusolvermp")
             assert asked == [1], f"once: opened {len(asked)} times"
         old = opened(lib, patch, version=702)
         with pb.Context(comm, engine="cublasmp") as ctx:
             words = ["needs cuSOLVERMp 0.8.0 or newer, found 0.7.2 at a simulated"]
-            yield "old", agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.eigh, ctx.eye(6))
+            refuses(ctx, pb.UnsupportedError, words, pb.linalg.eigh, ctx.eye(6))
         old.assert_clean()
         middle = opened(lib, patch, version=801)
         with pb.Context(comm, engine="cublasmp") as ctx:
             words = ["algo 'cusolvermp': singular values need cuSOLVERMp 0.9 or newer, found 0.8.1"]
-            yield (
-                "0.8",
-                agreed_error(ctx, pb.UnsupportedError, words, pb.linalg.svd, ctx.eye(6), algo="cusolvermp"),
-            )
+            refuses(ctx, pb.UnsupportedError, words, pb.linalg.svd, ctx.eye(6), algo="cusolvermp")
         middle.assert_clean()
         lib.gpu.assert_clean()

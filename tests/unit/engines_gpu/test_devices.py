@@ -54,7 +54,7 @@ def choices(comm: Any, path: str, old: str) -> Any:
     for case, (expected, message, how) in cases.items():
         share = {"NCCL_MULTI_RANK_GPU_ENABLE": str(int(how.pop("share", False)))}
         with patch.dict(os.environ, share), machine(path, comm=comm, **how) as lib:
-            yield case, choice(comm, lib, expected, message)
+            assert not choice(comm, lib, expected, message), case
             lib.assert_clean()
             lib.gpu.assert_clean()
 
@@ -70,7 +70,7 @@ MACHINES = {  # names and boot ids of three ranks with one PCI address; which of
 
 
 @on_ranks(3)
-def test_machines(comm: Any, path: str) -> Any:
+def test_machines(comm: Any, path: str) -> None:
     """Names of machines repeat; the boot id tells machines apart, and is the same in containers of one machine."""
     for case, (places, message) in MACHINES.items():
         here = patch("pblasmp.engines.gpu.runtime.device.machine", lambda place=places[comm.rank]: place)
@@ -78,12 +78,12 @@ def test_machines(comm: Any, path: str) -> Any:
             found = find_device(wrap(comm))
             told = str(found) if isinstance(found, Exception) else None
             right = told == message or (message and told and told.startswith(message))
-            yield case, None if right else f"{found}"
+            assert right, f"{case}: {found}"
             lib.assert_clean()
 
 
 @on_ranks(2)
-def test_settings(comm: Any, path: str) -> Any:
+def test_settings(comm: Any, path: str) -> None:
     """What the user has set, and which variable the error names then; only on rank 1."""
     cases = {
         "no interface": ({"NCCL_SOCKET_IFNAME": "none"}, {}, "=none leaves NCCL no network interface of"),
@@ -105,7 +105,8 @@ def test_settings(comm: Any, path: str) -> Any:
                 pb.Context(comm, engine="cublasmp").close()
             except pb.PblasmpError as error:
                 told = str(error)
-            yield case, None if message in told and bool(message) == bool(told) else told
+            assert message in told, case
+            assert bool(message) == bool(told), case
             lib.assert_clean()
 
     for per_node, message in (("1", " NCCL_SOCKET_IFNAME must name what the hosts share"), ("2", "")):
@@ -124,7 +125,8 @@ def test_settings(comm: Any, path: str) -> Any:
                 message
             )
             wrong = wrong or (" lo" in told) != bool(message)
-            yield f"unconnected, {per_node}", told if wrong or message not in told else None
+            assert not wrong, f"unconnected, {per_node}"
+            assert message in told, f"unconnected, {per_node}"
             lib.assert_clean()
 
 
@@ -149,7 +151,7 @@ def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: s
 
 
 @on_ranks(4)
-def test_communicators(comm: Any, path: str) -> Any:
+def test_communicators(comm: Any, path: str) -> None:
     """Grids have a communicator for each number of ranks, made from that of all ranks; what is given stays."""
     grids = [pb.Grid(1, 1), pb.Grid(2, 1), pb.Grid(1, 2), pb.Grid(1, comm.size), pb.Grid(2, 1)]
     with machine(path, comm=comm) as lib:
@@ -168,7 +170,8 @@ def test_communicators(comm: Any, path: str) -> Any:
             handles = {size: lib.gpu.communicators[handle] for size, handle in by_size}
             right = len(by_size) == len(sizes) and all(c.size == size for size, c in handles.items())
             used = (comm.size, own.ptr) in by_size
-            yield f"{how}: communicators", None if right and used == (given is not None) else f"{by_size}"
+            assert right, f"{how}: communicators: {by_size}"
+            assert used == (given is not None), f"{how}: communicators: {by_size}"
             left = [address for kind, address in lib.gpu.alive if kind == "communicator"]
             assert left == [own.ptr], f"{how}: given back: {lib.gpu.alive}"
         own.destroy()
@@ -182,14 +185,14 @@ def test_choices(stand_in):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 @on_ranks(2)
-def test_ranks_that_share_cores_wait_patiently(comm: Any, path: str) -> Any:
+def test_ranks_that_share_cores_wait_patiently(comm: Any, path: str) -> None:
     """Ranks with fewer cores than ranks leave them to each other while they wait."""
     cores = sorted(os.sched_getaffinity(0))
     for name, mine in {"one core for all": cores[:1], "all cores": cores}.items():
         os.sched_setaffinity(0, mine)
         with context(path, comm=comm) as (ctx, lib):
             patient = ctx.comm.patient, ctx.control.patient
-        yield name, None if patient == (len(mine) < comm.size,) * 2 else f"{patient} on {mine}"
+        assert patient == (len(mine) < comm.size,) * 2, name
         lib.gpu.assert_clean()
 
 

@@ -29,8 +29,8 @@ def calls(comm: Any, path: str, count: int, between: bool = False) -> Any:
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for routine in ("matmul", *ROUTINES):
             for seed in range(count * (1 + 4 * (routine == "matmul"))):
-                yield f"{routine} {seed}", one_call(ctx, routine, "auto", seed) or None
-        yield from gathered(ctx, lib, between)
+                assert not one_call(ctx, routine, "auto", seed), f"{routine} {seed}"
+        gathered(ctx, lib, between)
 
 
 def gathered(ctx: pb.Context, lib: Any, between: bool) -> Any:
@@ -48,11 +48,12 @@ def gathered(ctx: pb.Context, lib: Any, between: bool) -> Any:
         expected = (x if op == "N" else x.conj().T) @ y
         wrong = None if np.array_equal(found, expected) else f"{found - expected}"
         several = bool(lib.gpu.did("all_gather")) is between or "another way"
-        yield f"gathered {order} {grid} {op}", wrong or (None if several is True else several)
+        assert not wrong, f"gathered {order} {grid} {op}"
+        assert several is True, f"gathered {order} {grid} {op}"
 
 
 @on_ranks(1, 4, count=draws(1, long=8))
-def test_pblas_names(comm: Any, path: str, count: int) -> Any:
+def test_pblas_names(comm: Any, path: str, count: int) -> None:
     """On NumPy's and on CuPy's arrays; most are never moved by cuBLASMp."""
     stay = "matmul", "syrk", "trsm", "trmm", "symm", "geadd"
     rng = np.random.default_rng(83)
@@ -64,13 +65,13 @@ def test_pblas_names(comm: Any, path: str, count: int) -> Any:
             lib.clear()
             wrong = called(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
             wrong = wrong or ("cublasMpGemr2D was called" if routine in stay and lib.of("Gemr2D") else None)
-            yield f"{routine} {options} {dtype} {grid}", wrong
+            assert not wrong, f"{routine} {options} {dtype} {grid}"
         for _, number in every:
             pblas.gridexit(number)
 
 
 @on_ranks(2)
-def test_local_names(comm: Any, path: str) -> Any:
+def test_local_names(comm: Any, path: str) -> None:
     """Rank 1 alone calls the local routines, on NumPy's and on CuPy's arrays; p?elget of a process row for both."""
     with machine(path, Multiplying, comm=comm) as lib:
         import cupy
@@ -106,7 +107,7 @@ def test_local_names(comm: Any, path: str) -> Any:
 
 
 @on_ranks(2)
-def test_read_or_not(comm: Any, path: str) -> Any:
+def test_read_or_not(comm: Any, path: str) -> None:
     d = replace(D, grid=pb.Grid(1, comm.size))
     with machine(path, Multiplying, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
         a, c = ctx.zeros(d), ctx.zeros(replace(d, block=(2, 3)))

@@ -49,8 +49,9 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
             modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")
             for routine, mode, algo in pairs(routines, modes, algorithms):
                 for seed in range(count):
-                    wrong = one_call(ctx, routine, algo, seed, layouts=mode)
-                    yield f"{routine} {mode} {seed} {algo}", wrong or None
+                    assert not one_call(ctx, routine, algo, seed, layouts=mode), (
+                        f"{routine} {mode} {seed} {algo}"
+                    )
         lib.assert_clean()
         lib.gpu.assert_clean()
 

@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import float8
-from tests.helpers.cases import agreed_error, first
+from tests.helpers.cases import refuses
 from tests.helpers.copy_products import PRODUCTS
 from tests.helpers.fakelt import MultiplyingLt
 from tests.helpers.float8 import E4
@@ -27,7 +27,7 @@ WIDE = TYPES[:3]
 
 
 @on_ranks(1, 2, *only_long(4), timeout=200)
-def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
+def test_what_is_told_is_enough(comm: Any, path: str) -> None:
     rng = np.random.default_rng(81)
     p = comm.size
     with context(path, Scaling, comm=comm) as (ctx, lib):
@@ -42,28 +42,30 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
             wrong = case.wrong(case(**how), tolerance=2.0**-8)
             called = len(lib.of("Matmul")) > before
             how = None if called != (pieces or pushed) else f"{called=}"
-            yield f"{form} {types} {activation}", first(wrong, how)
+            assert not wrong, f"{form} {types} {activation}"
+            assert not how, f"{form} {types} {activation}"
         for form, types in in_turn(FORMS, WIDE, keep=2, first=p // 2):
             case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
-            yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
+            assert not case.wrong(case(), tolerance=2.0**-8), f"{form} {types} with C"
         sizes = (16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)
         for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
             for ((t, n, k),) in in_turn(sizes, keep=2, first=TYPES.index(types) // 2):
                 arrays = bool(rng.integers(2))
                 case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
                 how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
-                yield f"{form} {types} {t}x{n}x{k}", case.wrong(case(**how), tolerance=2.0**-8)
+                assert not case.wrong(case(**how), tolerance=2.0**-8), f"{form} {types} {t}x{n}x{k}"
             case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
-            yield f"{form} {types} uneven, gelu", case.wrong(case(), tolerance=2.0**-7)
+            assert not case.wrong(case(), tolerance=2.0**-7), f"{form} {types} uneven, gelu"
         for t in (16 * p, 16 * p + 1):
             case = Case(ctx, rng, "allgather_matmul", TYPES[1], t, 16, 32)
             y, gathered = case(return_gathered=True)
             same = np.array_equal(np.asarray(gathered), case.whole_x.view(np.uint8))
-            yield f"gathered, {t}", case.wrong(y, tolerance=2.0**-8) or (None if same else "X")
+            assert not case.wrong(y, tolerance=2.0**-8), f"gathered, {t}"
+            assert same, f"gathered, {t}"
 
 
 @on_ranks(1, 2)
-def test_what_is_refused(comm: Any, path: str) -> Any:
+def test_what_is_refused(comm: Any, path: str) -> None:
     """Pieces are no graphs; why the library was not asked is said."""
     rng = np.random.default_rng(82)
     p = comm.size
@@ -72,7 +74,7 @@ def test_what_is_refused(comm: Any, path: str) -> Any:
             case = Case(ctx, rng, form, TYPES[0], 16 * p + 8, 16 * p, 16 * p)
             with case.plan() as plan:
                 pieces = [f"a CUDA graph: this plan cannot be recorded: {plan.report().path}"]
-                yield f"{form} graph", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
+                refuses(ctx, pb.UnsupportedError, pieces, plan.graph)
                 report = str(plan.report())
                 said = "8-bit operands are multiplied in bfloat16" in report
                 if form != "matmul_allgather":
@@ -80,16 +82,16 @@ def test_what_is_refused(comm: Any, path: str) -> Any:
                 assert said, f"{form} report: {report}"
         case = Case(ctx, rng, "matmul_allreduce", TYPES[3], 16, 16, 16 * p, activation="relu")
         fused = ["epilogue: relu bias cannot be fused", "by then an 8-bit D has been rounded"]
-        refused = agreed_error(ctx, pb.UnsupportedError, fused, lambda: case(algo="default"))
-        yield "relu of a sum", refused or case.wrong(case(), tolerance=2.0**-8)
+        refuses(ctx, pb.UnsupportedError, fused, lambda: case(algo="default"))
+        assert not case.wrong(case(), tolerance=2.0**-8), "relu of a sum"
         case = WideCase(rng, comm, "matmul_allgather", "float32", 4, 6 * p, 8)
         on_gpu(case)
         with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
-            yield "wide", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
+            refuses(ctx, pb.UnsupportedError, pieces, plan.graph)
 
 
 @on_ranks(2)
-def test_messages(comm: Any, path: str) -> Any:
+def test_messages(comm: Any, path: str) -> None:
     """X travels in 8 bits and is widened where it arrives; partial sums in the result's type."""
     rng = np.random.default_rng(83)
     p = comm.size
@@ -100,7 +102,8 @@ def test_messages(comm: Any, path: str) -> Any:
                 lib.gpu.events.clear()
                 wrong = case.wrong(plan(), tolerance=2.0**-8)
                 sent = {event[3] for event in lib.gpu.events if event[0] == "send"}
-                yield form, wrong or (None if sent == {each} else f"{sent}")
+                assert not wrong, form
+                assert sent == {each}, form
 
 
 @pytest.fixture
@@ -185,7 +188,7 @@ def test_rows_off_the_sixteen_bytes_are_left_to_another_algorithm(scaling):
 
 
 @on_ranks(2)
-def test_before_ada(comm: Any, path: str) -> Any:
+def test_before_ada(comm: Any, path: str) -> None:
     """GPUs without 8-bit products, if only that of one rank: "auto" computes in bfloat16, and names are refused."""
     rng = np.random.default_rng(84)
     p, capability = comm.size, "80" if comm.rank == comm.size - 1 else "90"
@@ -194,19 +197,17 @@ def test_before_ada(comm: Any, path: str) -> Any:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for form in FORMS:
                 case = Case(ctx, rng, form, TYPES[0], 16 * p, 32 * p, 48 * p)
-                yield f"{form} auto", case.wrong(case(), tolerance=2.0**-8)
+                assert not case.wrong(case(), tolerance=2.0**-8), f"{form} auto"
                 with case.plan(algo="push") as plan:
                     said = f"by messages: {words[0]}" in str(plan.report())
                     assert said, f"{form} push: {plan.report()}"
                 for name in sorted(PRODUCTS[form].keys() - {"push", "one_kernel"}):
                     ranks = PRODUCTS[form][name].ranks
                     if ranks in (None, p):
-                        refused = agreed_error(ctx, pb.UnsupportedError, words, lambda: case(algo=name))  # noqa: B023
-                        yield f"{form} {name}", refused
+                        refuses(ctx, pb.UnsupportedError, words, case, algo=name)
             problem = float8.problem("gemm", p, (E4, E4, "bfloat16"), "C")
             a, b = ctx.zeros(problem.a), ctx.zeros(problem.b)
-            refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push")
-            yield "matmul", refused
+            refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="push")
             with pb.plan(pb.matmul, a, b, op_b="T") as plan:
                 assert plan.report().algorithm == "gathered", "matmul auto"
         assert lib.gpu.lt.calls, "cuBLASLt: is not asked"

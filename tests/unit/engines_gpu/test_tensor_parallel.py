@@ -12,7 +12,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
-from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
+from tests.helpers.cases import TYPES, first, pick, refuses, unlike
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import context
 from tests.helpers.mpi import on_ranks
@@ -22,7 +22,7 @@ from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, s
 
 
 @on_ranks(1, 2, *only_long(4), timeout=200)
-def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
+def test_what_is_told_is_enough(comm: Any, path: str) -> None:
     rng = np.random.default_rng(91)
     GpuOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
     with context(path, Following, comm=comm) as (ctx, _):
@@ -37,7 +37,7 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
                 if rng.integers(2):
                     options["out"] = options["c"]
             wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
-            yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
+            assert not wrong, f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}"
         for form, dtype in itertools.product(FORMS, ("float32", "float16")):
             case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
             for turn in (0, 1):  # the same plan, another bias
@@ -47,19 +47,19 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> Any:
                     y = case(ctx, bias=case.local_bias, activation=activation)
                     expected = case.expected(bias=True)
                     expected = np.maximum(expected, 0) if activation else expected
-                    yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
+                    assert not unlike(np.asarray(y), expected), f"{form} {dtype} bias {activation} {turn}"
         for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
             case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
-            yield f"{form} gelu {t}", gelu(ctx, case)
+            assert not gelu(ctx, case), f"{form} gelu {t}"
         for t in (3 * comm.size, 3 * comm.size + 1):
             case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
             y, gathered = case(ctx, return_gathered=True)
             wrong = first(unlike(np.asarray(y), case.expected()), unlike(np.asarray(gathered), case.x))
-            yield f"gathered, {t}", wrong
+            assert not wrong, f"gathered, {t}"
 
 
 @on_ranks(2, 3)
-def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> Any:
+def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> None:
     """Messages travel on a separate stream, while another piece is multiplied; even shares go to cuBLASMp."""
     rng = np.random.default_rng(92)
     p = comm.size
@@ -89,7 +89,7 @@ def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> An
             last = max(i for i, name in enumerate(names()) if name in ("send", "recv"))
             if last > gemms[0] or len(gemms) != sum(1 for n in (len(x) for x in shards(2 * p + 1, p)) if n):
                 wrong = wrong or f"{names()}"
-            yield "every message is under way before the first product", wrong
+            assert not wrong, "every message is under way before the first product"
         case = on_gpu(Case(rng, comm, "matmul_reduce_scatter", "bfloat16", 2 * p, 3 * p, 4 * p + 1))
         with pb.plan(pb.matmul_reduce_scatter, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
@@ -101,16 +101,14 @@ def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> An
             y = plan()
             sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
             wrong = unlike(np.asarray(y), case.expected())
-            yield (
-                "or in the one requested",
-                wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
-            )
+            assert not wrong, "or in the one requested"
+            assert sizes_sent == {2 * 3 * p * 4}, "or in the one requested"
             words = ["x and w: a gradient is required", "call pblasmp.torch.matmul_reduce_scatter"]
             with patch(
                 "pblasmp.tensor_parallel.call.loses_gradient",
                 lambda each: each is case.local_x or each is case.local_w,
             ):
-                yield "a queued run with gradients", agreed_error(ctx, pb.ArgumentError, words, plan)
+                refuses(ctx, pb.ArgumentError, words, plan)
         case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
         with pb.plan(pb.matmul_allgather, case.local_x, case.local_w, ctx) as plan:
             assert plan.report().path.endswith(": 1"), "small products take one panel: more"

@@ -132,7 +132,7 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                     fault = multiply(ctx, lib, p) or multiply(ctx, lib, p, algo="default")
                     if not fault and grid.size > 1 and ctx.rank < grid.size:
                         fault = faulty(lib, int(version), len(set(block)) > 1)
-                    yield f"{version} {grid} {block} {ops} {order} {source}", fault or None
+                    assert not fault, f"{version} {grid} {block} {ops} {order} {source}"
 
 
 def distinct(sources: Sequence[Sources], grid: Grid) -> list[Sources]:

@@ -511,7 +511,7 @@ def test_memory_is_given_back_whatever_fails(machine):
 
 
 @on_ranks(4, 3, timeout=60)
-def test_windows_of_two_domains(comm: Any, path: str) -> Any:
+def test_windows_of_two_domains(comm: Any, path: str) -> None:
     """Windows of each node alone: cuBLASLt, kernels and NCCL's algorithms are there, and near ranks are pushed to."""
     with machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PBLASMP_RANKS_PER_NODE", "2")
@@ -527,41 +527,43 @@ def test_windows_of_two_domains(comm: Any, path: str) -> Any:
             ):
                 found = pb.algorithms(problem, ctx)
                 why = found[refused].why
-                yield refused, None if "NVLink domain" in why and not found[refused].applies else why
-            yield "nccl", None if found["nccl"].applies else found["nccl"].why
+                assert "NVLink domain" in why, refused
+                assert not found[refused].applies, refused
+            assert found["nccl"].applies, "nccl"
             a = ctx.zeros(d)
             patch.setattr(faults, "moves_unseen", lambda *_: True)  # so that it is moved by messages
             for _ in range(MESSAGES.count + 1):
                 a.redistribute(replace(d, block=(16, 16)))
             assert transport.inbox.takes(1), "boxes: none is given back"
             sent = {peer for _, peer, _ in lib.gpu.did("send")}
-            yield "messages", None if sent and not sent & mine else f"NCCL sent to {sent}"
+            assert sent
+            assert not sent & mine
             x = ctx.engine.xp.zeros((96, 24), "float32")
             with pb.plan(pb.matmul_allreduce, x, x, ctx, algo="push") as plan:
                 plan()
                 said = str(plan.report())
             alike = "unlike numbers of GPUs" not in said
             assert alike == (comm.size == 4), f"push in two levels: {said}"
-            yield from no_graphs(ctx, lib.gpu, ctx.zeros(d), x)
+            no_graphs(ctx, lib.gpu, ctx.zeros(d), x)
 
 
-def no_graphs(ctx: pb.Context, gpu: Any, a: pb.DistributedMatrix, x: Any) -> Iterator[Any]:
+def no_graphs(ctx: pb.Context, gpu: Any, a: pb.DistributedMatrix, x: Any) -> None:
     """A graph of NCCL's work between nodes takes longer than that work: none is recorded but where it is asked for."""
     for algo, *call in (("gathered", pb.matmul, a, a), ("nccl", pb.matmul_allreduce, x, x, ctx)):
         with pb.plan(*call, algo=algo) as plan:
             for _ in range(4):
                 plan()
-            yield f"{algo}: replayed", None if not gpu.did("capture ends") else "a graph is recorded"
+            assert not gpu.did("capture ends"), f"{algo}: replayed"
             graph = plan.graph()
             launched = len(gpu.did("graph launched"))
             graph.replay()
             more = len(gpu.did("graph launched")) - launched
             once = more == 1 == len(gpu.did("capture ends"))
-            yield f"{algo}: asked for", None if once else f"{more} launched"
+            assert once, f"{algo}: asked for: {more} launched"
         del gpu.events[:]
     for _ in range(6):
         pb.matmul_allreduce(x, x, ctx, algo="push" if ctx.size == 4 else "nccl")
-    yield "repeated", None if not gpu.did("capture ends") else "a graph is recorded"
+    assert not gpu.did("capture ends"), "repeated"
 
 
 def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
@@ -580,7 +582,7 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
         with machine_of(path, Multiplying, comm=comm, lt=FakeLt(), **machines[name]) as lib:
             with pb.Context(comm, engine="cublasmp") as ctx:
                 gpu = ctx.engine.session.gpu
-                yield name, None if words[name] in gpu.why_no_windows else gpu.why_no_windows
+                assert words[name] in gpu.why_no_windows, name
                 d = pb.MatrixDescriptor((24, 20), (4, 4), pb.Grid(1, 2), dtype="float32")
                 e = pb.MatrixDescriptor((20, 24), (5, 3), pb.Grid(2, 1), dtype="float32", order="F")
                 a, b = ctx.zeros(d), ctx.zeros(e)  # the kernels of these GPUs compute nothing
@@ -597,9 +599,11 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
                 found = pb.algorithms(pb.MatmulProblem(a=d, b=e, d=replace(d, shape=(24, 24))), ctx)
                 for algo in ("push", "default"):
                     why = found[algo].why
-                    yield f"{name}: {algo}", None if words[name] in why and not found[algo].applies else why
-            asked = [each for each in ("BufferRegister", "Matmul", "Gemr2D") if lib.of(each)]
-            yield f"{name}: cuBLASMp", f"{asked}" if asked else None
+                    assert words[name] in why, f"{name}: {algo}"
+                    assert not found[algo].applies, f"{name}: {algo}"
+            assert not [each for each in ("BufferRegister", "Matmul", "Gemr2D") if lib.of(each)], (
+                f"{name}: cuBLASMp"
+            )
             lib.assert_clean()
             lib.gpu.assert_clean()
 
