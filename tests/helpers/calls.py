@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of calls: a routine of levels 1 to 3, its options, a type, sizes, where operands are, and a way to call it.
 
-Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition. It is
-part of a larger matrix. What may not be read is NaN, and what is around a result stays as it is. Numbers are small
+Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition; in half
+of the calls no two of these are alike. It is part of a larger matrix. What may not be read is NaN, and what is around a result stays as it is. Numbers are small
 integers, so that results are exact: they are compared with NumPy's for equality.
 
 Ranks draw the same calls from generators with the same seed, or from the same ``tape.Tape``.
@@ -149,9 +149,12 @@ def _two(rng: Any, least: int, stop: int) -> tuple[int, int]:
     return i, j
 
 
-def draw_place(ctx: pb.Context, rng: Any, grid: pb.Grid | None) -> Place:
-    d = layout(rng, (0, 0), ctx.size, grid=grid, block=_two(rng, 1, pick(rng, (9, 9, 65))))
-    return Place(d.grid, d.block, d.source, _two(rng, 0, 6) if rng.integers(2) else (0, 0))
+def draw_place(ctx: pb.Context, rng: Any, grid: pb.Grid | None, unlike: Collection[Place] = ()) -> Place:
+    d = layout(rng, (0, 0), ctx.size, grid=grid, block=_two(rng, 1, pick(rng, (9, 9, 65))), unlike=unlike)
+    i, j = _two(rng, 0, 6) if rng.integers(2) else (0, 0)
+    while (i, j) in [x.start for x in unlike]:
+        i += 1
+    return Place(d.grid, d.block, d.source, (i, j))
 
 
 def side_by_side(
@@ -181,17 +184,22 @@ def side_by_side(
 def all_placed(
     ctx: pb.Context, rng: Any, values: dict[str, np.ndarray], grid: pb.Grid | None = None
 ) -> dict[str, Operand]:
-    """Matrices by name, most at places of their own, some where others are; on a grid, as PBLAS has them."""
-    orders, turns = "F" if grid else "CF", grid is None
-    if rng.integers(4) == 3 and len({x.dtype for x in values.values()}) == 1:
+    """Matrices by name, most at places of their own, some where others are; on a grid, as PBLAS has them.
+
+    In half of the cases no two places have a grid, blocks, a source or a start in common, and orders take turns.
+    """
+    orders, turns, how = "F" if grid else "CF", grid is None, int(rng.integers(4))
+    if how == 3 and len({x.dtype for x in values.values()}) == 1:
         at, order = draw_place(ctx, rng, grid), pick(rng, orders)
         found = side_by_side(ctx, rng, [*values.values()], at, order, turns=turns)
         return dict(zip(values, found, strict=True))
     places: list[Place] = []
-    operands = {}
+    operands, order = {}, pick(rng, orders)
     for name, x in values.items():
-        places.append(pick(rng, places) if places and rng.integers(3) == 2 else draw_place(ctx, rng, grid))
-        (operands[name],) = side_by_side(ctx, rng, [x], places[-1], pick(rng, orders), turns=turns)
+        alike = how == 0 and places and rng.integers(3) == 2
+        places.append(pick(rng, places) if alike else draw_place(ctx, rng, grid, places if how else ()))
+        (operands[name],) = side_by_side(ctx, rng, [x], places[-1], order, turns=turns)
+        order = orders[1 - orders.index(order)] if how and len(orders) > 1 else pick(rng, orders)
     return operands
 
 
@@ -384,6 +392,17 @@ class Call:
     plain: list[dict[str, np.ndarray]]
     results: list[np.ndarray]
 
+    def apart(self) -> set[str]:
+        """In what no two operands are alike; of "order" and "turned": not all."""
+        ds = [x.parent.descriptor for x in self.given.values()]
+        starts = [tuple(axis.start for axis in x.window) for x in self.given.values()]
+        every = {name: [getattr(d, name) for d in ds] for name in ("grid", "block", "source")}
+        every |= {"start": starts}
+        two = {"order": [d.order for d in ds], "turned": [x.transposed for x in self.given.values()]}
+        return {x for x, of in every.items() if len({*of}) == len(of)} | {
+            x for x, of in two.items() if len({*of}) > 1
+        }
+
     def __str__(self) -> str:
         given = [f"{x}: {each.matrix}" for x, each in self.given.items()]
         return f"{self.function.__name__} {self.how}, {given}"
@@ -448,7 +467,7 @@ def prepared(
 
 def called(
     ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, way: str = "auto",
-    sizes: tuple[int, ...] | None = None, grid: Any = None, referee: Any = None,
+    sizes: tuple[int, ...] | None = None, grid: Any = None, referee: Any = None, apart: Any = None,
 ) -> str | None:  # fmt: skip
     """Call a routine; return what is wrong with the result, or with what is around it and the operands. Collective.
 
@@ -458,6 +477,7 @@ def called(
         sizes: m, n and k, as far as it has them.
         grid: for the way "pblas" the grid of all ranks and its context.
         referee: for the same way what takes a routine's name and its arguments: ScaLAPACK's routine.
+        apart: a list; gets in what no two operands are alike, or have to be: PBLAS has one grid, and one order.
     """
     sizes = (*(sizes or (int(each) for each in rng.integers(0, 13, 3))), 0)[:3]
     name = _pblas_name(rng, routine, options, dtype) if way == "pblas" else ""
@@ -465,6 +485,8 @@ def called(
     of_grid = {"name": name, "grid": grid[0]} if name else {}
     turns = 3 if way in ("often", "plan") else 1
     call = prepared(ctx, rng, routine, options, dtype, sizes, asks, turns=turns, **of_grid)
+    if apart is not None and len(call.given) > 1:
+        apart.append(call.apart() | ({"grid", "order"} if name else set()))
     text = f"{asks}, {sizes}, {call}"
     out, how = call.out, call.how
     if name:

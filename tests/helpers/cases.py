@@ -41,11 +41,17 @@ def extents(rng: np.random.Generator, *bands: tuple[int, int]) -> tuple[int, int
     return pick(rng, ((m, m, m), (m, m, m), (m, m, k), (m, n, n), (m, n, m), (m, n, k)))
 
 
-def layout(rng, shape, size, *, grid=None, block=None, source=None, dtype="float64", order=None, pad=None):
-    """A descriptor of ``shape``, all that is not given at random."""
-    grid = grid or pick(rng, grids(size))
+def layout(
+    rng, shape, size, *, grid=None, block=None, source=None, dtype="float64", order=None, pad=None, unlike=()
+):
+    """A descriptor of ``shape``, all that is not given at random, but not the grid, blocks or source of others."""
+    taken, sources = [x.grid for x in unlike], {x.source for x in unlike}
+    free = [g for g in grids(size) if g not in taken and {*np.ndindex(g.shape)} - sources] if taken else ()
+    grid = grid or pick(rng, free or grids(size))
     block = block or tuple(int(x) for x in rng.integers(1, 9, 2))
-    source = source or (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
+    while block in [x.block for x in unlike]:
+        block = block[0] + 1, block[1]
+    source = source or pick(rng, sorted({*np.ndindex(grid.shape)} - sources) or [(0, 0)])
     tight = pb.MatrixDescriptor(shape, block, grid, source, dtype, order or pick(rng, "CF"))
     if pad is None:
         pad = int(rng.integers(4)) if rng.integers(3) == 0 else 0

@@ -95,6 +95,19 @@ def placed(ctx, rng, whole, **how):
     return scattered(ctx, d, larger)[window]
 
 
+@contextlib.contextmanager
+def layouts_apart():
+    """Within, no two of the matrices that are placed have a grid, blocks or a source in common; orders take turns."""
+    made, drawn = [], layout
+
+    def apart(rng, shape, size, **how):
+        made.append(drawn(rng, shape, size, **{"order": "CF"[len(made) % 2], "unlike": made, **how}))
+        return made[-1]
+
+    with mock.patch(f"{__name__}.layout", apart):
+        yield made
+
+
 def exact(a):
     """``a`` in double precision."""
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)

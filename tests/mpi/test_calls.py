@@ -59,11 +59,11 @@ def check(case, wrong):
     assert not wrong, f"{case}: {wrong}"
 
 
-def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS):
+def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS, apart=None):
     """One call of the table, in small messages or large ones, on either side of the thresholds."""
     sizes = extents(rng, *bands)
     with thresholds(rng) as how, short_messages(pick(rng, (64, 1000, 1 << 22))):
-        wrong = called(ctx, rng, routine, options, dtype, way, sizes, *grid)
+        wrong = called(ctx, rng, routine, options, dtype, way, sizes, *grid, apart=apart)
     check(f"{routine} {options} {dtype} {way} {how}", wrong)
 
 
@@ -72,13 +72,26 @@ def shared_out(comm, cases):
     return itertools.islice(cases, int(comm.size > 2), None, 1 if comm.size == 1 or is_long() else 2)
 
 
+def each_its_own(comm, routine, apart):
+    """Fail unless in some call no two operands had a grid, blocks, a source, a start or an order in common.
+
+    Few ranks have few grids, and scal has one operand under PBLAS's name.
+    """
+    features = {"grid", "block", "source", "start", "order"}
+    assert comm.size < 4 or any(features <= each for each in apart) or (routine, apart) == ("scal", []), (
+        routine
+    )
+
+
 def table(comm, routines, seed, bands=BANDS):
     """Every option in every type and way: all of them, or, in the short form, all pairs of those."""
     rng = np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
         for routine in routines:
+            apart = []
             for options, dtype, way in shared_out(comm, combinations(routine, ways_of(routine))):
-                one(ctx, rng, routine, options, dtype, way, pick(rng, every)[:1], bands)
+                one(ctx, rng, routine, options, dtype, way, pick(rng, every)[:1], bands, apart)
+            each_its_own(comm, routine, apart)
 
 
 @pytest.mark.parametrize("routines", [FUNCTIONS[:7], FUNCTIONS[7:]], ids=["first", "second"])
@@ -171,11 +184,13 @@ def refereed(comm, flavor, seed):
     slk, rng = ScaLAPACK(flavor, comm), np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
         for routine in FUNCTIONS:
+            apart = []
             for options, dtype in shared_out(comm, combinations(routine)):
                 if dtype in DTYPES:
                     (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
-                    wrong = called(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs)
+                    wrong = called(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs, apart)
                     check(f"{routine} {options} {dtype}", wrong)
+            each_its_own(comm, routine, apart)
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])

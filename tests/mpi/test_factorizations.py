@@ -35,6 +35,7 @@ from tests.helpers.factor_cases import (
     direct_blocks_of,
     empty,
     failures,
+    layouts_apart,
     least_squares_at_the_ends,
     only,
     panels_of,
@@ -52,11 +53,20 @@ from tests.helpers.spectral_cases import TABLE
 
 
 def everything(comm, count, keep=1):
-    rng = np.random.default_rng(61)
+    """Every case of the table; in half of them no two matrices have a grid, blocks or a source in common."""
+    rng, apart = np.random.default_rng(61), dict.fromkeys(TABLE, False)
     with pb.Context(comm, engine="host") as ctx:
         for case, dtype, how in in_turn(TABLE[::-1], TYPES * count, (panels_of, direct_blocks_of), keep=keep):
-            with how(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
+            layouts = pick(rng, (contextlib.nullcontext, layouts_apart))
+            with (
+                how(ctx, int(rng.integers(1, 9))),
+                short_messages(pick(rng, (64, 1000, 1 << 22))),
+                layouts() as ds,
+            ):
                 all_right([case(ctx, rng, dtype)])
+            features = zip(*((d.grid, d.block, d.source) for d in ds or ()), strict=True)
+            apart[case] |= ds is not None and all(len({*each}) == len(ds) for each in features)
+        assert comm.size < 4 or keep > 1 or all(apart.values()), apart
         for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
                 all_right(least_squares_at_the_ends(ctx, rng, dtype))
