@@ -389,7 +389,7 @@ class Gpu:
         if len(set(nbytes)) == 1:
             self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, at)
             return
-        in_place = to <= of.address <= to + sum(nbytes)
+        in_place = to <= of.address and of.address + of.nbytes <= to + sum(nbytes)
         self._nccl.group_start()
         for rank, n in enumerate(nbytes):
             self._nccl.broadcast(to if in_place else of.address, to, n, kind, rank, comm, at)
