@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of calls: a routine of levels 1 to 3, its options, a type, sizes, where operands are, and a way to call it.
 
-Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition; in half
-of the calls no two of these are alike. It is part of a larger matrix. What may not be read is NaN, and what is around a result stays as it is. Numbers are small
-integers, so that results are exact: they are compared with NumPy's for equality.
+Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition; in
+half of the calls no two of these are alike. It is part of a larger matrix. What may not be read is NaN, and what is
+around a result stays as it is. Numbers are small integers, so that results are exact: they are compared with NumPy's
+for equality.
 
 Ranks draw the same calls from generators with the same seed, or from the same ``tape.Tape``.
 """

@@ -7,7 +7,6 @@ import ctypes
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.gpu.kernels.views import Move
 from tests.helpers.fakecublas import at
-from tests.helpers.fakepeers import FakePeer, Op
+from tests.helpers.fakepeers import FakePeer, Op, PeerKernels
 
 
 class _Host:
@@ -42,6 +41,28 @@ class _Host:
         op.do(self.clocks[op.stream])
 
 
+class _EagerKernels(PeerKernels):
+    """``Kernels``, which also transpose; they count what they do."""
+
+    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
+        self._gpu.moves += 1
+        super().move(stream, moves, conjugate=conjugate)
+
+    def transpose(
+        self, stream: Any, to: int, there: Any, of: int, here: Any, extents: Any, itemsize: int, *, conjugate: bool
+    ) -> None:  # fmt: skip
+        assert there[1] == here[3] == itemsize
+        self._gpu.transposes += 1
+        kind = np.dtype(
+            {8: "c8", 16: "c16"}[itemsize] if conjugate else f"u{itemsize}" if itemsize < 16 else "c16"
+        )
+        target, source = (
+            as_strided(np.ndarray(1, kind, (ctypes.c_char * itemsize).from_address(base)), extents, strides)
+            for base, strides in ((to, there), (of, here))
+        )
+        target[...] = source.conj() if conjugate else source
+
+
 class EagerGpu(FakePeer):
     """See ``overlapped.Gpu``.
 
@@ -54,40 +75,11 @@ class EagerGpu(FakePeer):
     def __init__(self, arena: Any = None) -> None:
         super().__init__(_Host(), 0, 2, capability=89)  # type: ignore[arg-type]
         self.queued, self.moves, self.transposes = 0, 0, 0
-        self.windows = SimpleNamespace(buffer=lambda name: SimpleNamespace(nbytes=0), domains=((0,),))
-        self.arena = arena or self.arena
-        self.kernels = SimpleNamespace(copy=self.copy, move=self.move, transpose=self.transpose)
+        self.arena, self.kernels = arena or self.arena, _EagerKernels(self)
 
     def begin(self, *names: str) -> None:
         self.queued += 1
         super().begin(*names)
-
-    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
-        self.moves += 1
-        super().move(stream, moves, conjugate=conjugate)
-
-    def transpose(
-        self,
-        stream: Any,
-        to: int,
-        there: Any,
-        of: int,
-        here: Any,
-        extents: Any,
-        itemsize: int,
-        *,
-        conjugate: bool,
-    ) -> None:
-        assert there[1] == here[3] == itemsize
-        self.transposes += 1
-        kind = np.dtype(
-            {8: "c8", 16: "c16"}[itemsize] if conjugate else f"u{itemsize}" if itemsize < 16 else "c16"
-        )
-        target, source = (
-            as_strided(np.ndarray(1, kind, (ctypes.c_char * itemsize).from_address(base)), extents, strides)
-            for base, strides in ((to, there), (of, here))
-        )
-        target[...] = source.conj() if conjugate else source
 
     def wrote(self, name: str) -> bool:
         """Whether anything is in a buffer, symmetric or not."""

@@ -17,8 +17,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +31,10 @@ from pblasmp.engines.gpu.kernels.compiler import stood_for
 from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt_product import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
-from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
+from pblasmp.engines.gpu.kernels.views import Blocks, Move, View
 from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS
 from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
 from tests.helpers.fakecublas import Cublas
 from tests.helpers.fakelt import why_not_8_bits
 from tests.helpers.fakenvrtc import SHARED_MEMORY
@@ -44,6 +46,9 @@ _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "C": lambda x: x.conj().T,
 }
 _STREAMS = 12
+_BYTE = np.dtype(np.uint8)
+_NCCL = {number: np.dtype(DTYPES[name]) for name, number in reversed(NCCL_TYPES.items()) if name in DTYPES}
+"""Types by NCCL's numbers; those of complex ones are their parts'."""
 
 
 class Fault(AssertionError):  # noqa: N818
@@ -265,58 +270,371 @@ class Launch:
         return Launch(self._queue, parts, self._addresses)
 
 
-@dataclass
-class FakePeer:
-    """What ``overlapped.Gpu`` is to the algorithms, on one rank."""
+class Made(dict[str, Any]):
+    """Things by name, each made when it is first asked for."""
 
-    peers: Peers
-    rank: int
-    multiprocessors: int
-    why_no_windows: str = ""
-    capability: int = 90
-    shared_gpus: bool = False
-    alone: bool = False
-    synchronizations: int = 0
-    names: list[str] = field(default_factory=list)
-    generation: int = 0
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
 
-    def __post_init__(self) -> None:
-        self.size, self.domains = self.peers.size, self.peers.domains
-        self._near = next(ranks for ranks in self.domains if self.rank in ranks)
-        place = self._near.index(self.rank)
-        self._rail = sorted(ranks[place] for ranks in self.domains if place < len(ranks))
-        self._symmetric: dict[str, list[int]] = {}
-        self.scratches: dict[str, tuple[int, int]] = {}
-        self._awaited = 0
-        self._marks: dict[str, list[np.ndarray]] = {}
-        self._met = 0
-        self._calls = 0  # of one_kernel
-        self.arena = SimpleNamespace(generation=0, captured=False)
-        cublas = Cublas(self.peers.of, lambda name, sizes, *queued: self._queue(name, "main", *queued))
-        self.products = SimpleNamespace(cublas=cublas, solver=lambda stream: 1, multiply=self._product)
+    def __missing__(self, name: str) -> Any:
+        self[name] = made = self._make(name)
+        return made
 
-    # -- memory
 
-    def agreement(self, what: str, *, blocks: bool = False) -> Any:
-        return nullcontext()
+class Event:
+    """CuPy's."""
+
+    def __init__(self, gpu: FakePeer, name: str) -> None:
+        self._gpu, self.name = gpu, name
+        self.seen: list[np.ndarray] = []
+
+    def record(self, stream: Stream) -> None:
+        seen, joined = [], self._gpu.joined(stream.ptr)
+        self.seen = seen
+        self._gpu.queue("record", stream.ptr, lambda clock: seen.extend((clock.copy(), joined.copy())))
+
+
+class Stream:
+    """CuPy's."""
+
+    def __init__(self, gpu: FakePeer, name: str) -> None:
+        self._gpu, self.ptr = gpu, name
+
+    def wait_event(self, event: Event) -> None:
+        seen, joined = event.seen, self._gpu.joined(self.ptr)
+
+        def wait(clock: np.ndarray) -> None:
+            join(clock, seen[0])
+            join(joined, seen[1])
+
+        name = f"{self.ptr} follows {event.name}"
+        self._gpu.queue(name, self.ptr, wait, ready=lambda: bool(seen), synchronizes=not self._gpu.forks)
+
+
+class Reached:
+    """``windows.Windows``: symmetric memory, barriers and flags of a GPU's domain."""
+
+    def __init__(self, gpu: FakePeer) -> None:
+        self._gpu, self._peers, self.rank, self.domains = gpu, gpu.peers, gpu.rank, gpu.domains
+        self.members = next(ranks for ranks in self.domains if self.rank in ranks)
+        self.size = len(self.members)
+        self._epochs = {"end": 0, "between": 0}
+
+    def buffer(self, name: str) -> Any:
+        everyone = self._peers.meetings["reserve " + name, 0]
+        peers = {rank: everyone[rank][0] for rank in self.members if rank in everyone}
+        return SimpleNamespace(peers=peers, nbytes=everyone.get(self.rank, (0, 0))[1], captured=False)
 
     def reserve(self, name: str, nbytes: int) -> None:
-        everyone = self.peers.meetings["reserve " + name, 0]
-        if everyone.get(self.rank, (0, 0))[1] < nbytes:
-            self.arena.generation += 1
-            everyone[self.rank] = at, _ = self.peers.allocate(self.rank, nbytes), nbytes
+        if self.buffer(name).nbytes < nbytes:
+            self._gpu.arena.generation += 1
+            at = self._peers.allocate(self.rank, nbytes)
+            self._peers.meetings["reserve " + name, 0][self.rank] = at, nbytes
             if name == ONE_KERNEL_INBOXES:  # all new memory is zero, but nothing else needs it
-                self.peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
+                self._peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
 
-    def symmetric_of_all(self, name: str) -> dict[int, int]:
-        return {rank: self.symmetric(name, rank) for rank in range(self.size)}
+    def arrive(self, stream: Stream, kind: str = "end") -> None:
+        came = self._peers.arrivals.setdefault((self.rank, kind), [])
+        self._gpu.queue(
+            "arrive", stream.ptr, lambda clock: came.append(clock.copy()), synchronizes=kind == "end"
+        )
 
-    def symmetric(self, name: str, rank: int) -> int:
-        assert rank in self._near, f"rank {self.rank} does not reach rank {rank}"
-        return self.peers.meetings["reserve " + name, 0][rank][0]
+    def await_all(self, stream: Stream, kind: str = "end") -> None:
+        epoch = self._epochs[kind]
+        self._epochs[kind] += 1
+        everyone = [self._peers.arrivals.setdefault((rank, kind), []) for rank in self.members]
+        self._gpu.queue(
+            "await all" if kind == "end" else "meet", stream.ptr,
+            lambda clock: [join(clock, came[epoch]) for came in everyone],
+            ready=lambda: all(len(came) > epoch for came in everyone), synchronizes=True,
+        )  # fmt: skip
 
-    def symmetric_bytes(self, name: str) -> int:
-        return int(self.peers.meetings["reserve " + name, 0][self.rank][1])
+    def meet(self, stream: Stream) -> None:
+        self.arrive(stream, "between")
+        self.await_all(stream, "between")
+
+    def raise_flag(self, stream: Stream, rank: int, number: int) -> None:
+        flag, me = self._peers.flags[rank, self.rank, number], self.rank
+
+        def do(clock: np.ndarray) -> None:
+            if flag.up or (flag.lowered is not None and (flag.lowered > clock).any()):
+                raise Fault(f"rank {me} raises flag {number} of rank {rank} that was not seen yet")
+            flag.up, flag.raised = True, clock.copy()
+
+        self._gpu.queue(f"raise {number} of {rank}", stream.ptr, do, synchronizes=True)
+
+    def raise_flags(self, stream: Stream, flags: Iterable[tuple[int, int]]) -> None:
+        assert stream.ptr == "main", "a GEMM may run next to other streams"
+        for rank, number in flags:
+            self.raise_flag(stream, rank, number)
+
+    def await_flag(self, stream: Stream, rank: int, number: int) -> None:
+        flag = self._peers.flags[self.rank, rank, number]
+
+        def do(clock: np.ndarray) -> None:
+            join(clock, flag.raised)
+            flag.up, flag.lowered = False, clock.copy()
+
+        name = f"await {number} of {rank}"
+        self._gpu.queue(name, stream.ptr, do, ready=lambda: flag.up, synchronizes=True)
+
+    def await_flags(self, stream: Stream, flags: Iterable[tuple[int, int]]) -> None:
+        assert stream.ptr == "main", "a GEMM may run next to other streams"
+        for rank, number in flags:
+            self.await_flag(stream, rank, number)
+
+
+class Copies:
+    """cupy.cuda.runtime, as far as it copies: from and to any GPU's memory."""
+
+    memcpyDefault = 4  # noqa: N815
+
+    def __init__(self, gpu: FakePeer) -> None:
+        self._queue, self._of = gpu.queue, gpu.peers.of
+
+    def memsetAsync(self, at: int, value: int, nbytes: int, stream: str) -> None:  # noqa: N802
+        memory = View.of_bytes(at, nbytes)
+        self._queue("clear", stream, lambda _: self._of(memory).fill(value), [], [memory])
+
+    def memcpyAsync(self, to: int, of: int, nbytes: int, kind: int, stream: str) -> None:  # noqa: N802
+        self.memcpy2DAsync(to, nbytes, of, nbytes, nbytes, 1, kind, stream)
+
+    def memcpy2DAsync(  # noqa: N802
+        self, to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: str
+    ) -> None:
+        assert kind == self.memcpyDefault
+        assert is_legal(Blocks(to, of, width, height, 1, (to_pitch, of_pitch)))
+        there, here = (View(at, height, width, ld, _BYTE) for at, ld in ((to, to_pitch), (of, of_pitch)))
+
+        def do(_: np.ndarray) -> None:
+            self._of(there)[...] = self._of(here)
+
+        self._queue("copy", stream, do, [here], [there])
+
+
+class PeerKernels:
+    """``Kernels``."""
+
+    def __init__(self, gpu: FakePeer) -> None:
+        self._gpu, self._queue, self._of = gpu, gpu.queue, gpu.peers.of
+
+    def copy(self, stream: Any, to: View, of: View) -> None:
+        assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
+
+        def do(_: np.ndarray) -> None:
+            self._of(to)[...] = self._of(of)
+
+        self._queue("copy", stream.ptr, do, [of], [to])
+
+    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
+        byte = np.dtype(np.uint8)
+        pairs = [
+            tuple(
+                View(
+                    base + sum(i * s for i, s in zip(at, strides[:-1], strict=True)),
+                    rows,
+                    run,
+                    strides[-1],
+                    byte,
+                )
+                for base, strides in ((to, there), (of, here))
+            )
+            for to, there, of, here, (*counts, rows, run) in moves
+            for at in itertools.product(*map(range, counts))
+        ]
+
+        def do(_: np.ndarray) -> None:
+            for target, source in pairs:
+                found = self._of(source)
+                if conjugate and found.size:
+                    found = np.conj(np.ascontiguousarray(found).view(f"c{conjugate}")).view(byte)
+                self._of(target)[...] = found
+
+        self._queue("move", stream.ptr, do, [of for _, of in pairs], [to for to, _ in pairs])
+
+    def add(self, stream: Any, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
+            c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
+            amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
+        c = c if beta != 0 else None
+        check_added(parts, outs, c, bias)
+        exact = accumulation_dtype((*parts, *outs)[0].dtype)
+        raised, scales = _number(amax), _number(scale)
+
+        def do(_: np.ndarray) -> None:
+            y = np.zeros((outs[0].rows, outs[0].cols), exact)
+            y = sum((self._of(part).astype(exact) for part in parts), y)
+            if beta != 0:
+                y = y + exact.type(beta) * self._of(c).astype(exact)
+            if bias:
+                y = y + self._of(bias).astype(exact)
+            y = np.maximum(y, 0) if activation == "relu" else y
+            for largest in raised:
+                self._of(largest)[...] = max(self._of(largest)[0, 0], abs(y).max())
+            for factor in scales:
+                y = y * self._of(factor)
+            for out in outs:
+                self._of(out)[...] = y
+
+        reads = [*parts, *([c] if c else []), *([bias] if bias else []), *scales]
+        self._queue("add", stream.ptr, do, reads, [*outs, *raised])
+
+    def moves(self, moves: Iterable[Move]) -> list[Launch]:
+        moves = list(moves)
+        return [Launch(partial(self.move, self._gpu.stream("main")), moves, (0, 2))] if moves else []
+
+    def sum(
+        self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,
+        conjugate: bool = False, uplo: str = "", real: bool = False, deals: Any = None,
+    ) -> list[Launch]:  # fmt: skip
+        def stored(at: int, by_columns: bool, ld: int, rows: int, cols: int) -> tuple[View, bool]:
+            return View(at, *((cols, rows) if by_columns else (rows, cols)), ld, dtype), by_columns
+
+        def get(view: View, by_columns: bool) -> np.ndarray:
+            found = self._of(view)
+            return found.T if by_columns else found
+
+        def launch(tile: Any) -> None:
+            to, of, old = (
+                stored(at, *how, tile.rows, tile.cols) for at, how in zip(tile[:3], (d, x, c), strict=True)
+            )
+
+            def do(_: np.ndarray) -> None:
+                kind = np.conj if conjugate else np.positive
+                added = alpha * kind(get(*of)) + (beta * get(*old) if beta else 0)
+                inside = np.ones(added.shape, bool)
+                if uplo:
+                    r, q = (
+                        (at // y.block * y.nprocs + y.turn) * y.block + at % y.block - y.lead
+                        for at, y in (
+                            (tile.i + np.arange(tile.rows) + deals[0].skipped, deals[0]),
+                            (tile.j + np.arange(tile.cols) + deals[1].skipped, deals[1]),
+                        )
+                    )
+                    r, q = r[:, None], q[None, :]
+                    inside = r >= q if uplo == "L" else r <= q
+                    added = np.where(r == q, added.real, added) if real else added
+                np.copyto(get(*to), added, where=inside)
+
+            self._queue("sum", "main", do, [of[0], *([old[0]] if beta else [])], [to[0]])
+
+        return [Launch(lambda tiles: [launch(tile) for tile in tiles], list(tiles), (0, 1, 2))]
+
+
+class Collectives:
+    """nccl.bindings.nccl: every rank's part is there when the last one comes. Communicators are tuples of ranks."""
+
+    def __init__(self, gpu: FakePeer) -> None:
+        self._gpu, self._rank, self._of = gpu, gpu.rank, gpu.peers.of
+        self._calls: dict[Any, int] = defaultdict(int)
+
+    def group_start(self) -> None: ...
+
+    group_end = group_start
+
+    def collective(
+        self, name: str, comm: tuple[int, ...], stream: str, of: View,
+        takes: Sequence[tuple[View, Callable[[list[np.ndarray]], Any]]],
+    ) -> None:  # fmt: skip
+        """Queue a call: what becomes, of what all have sent, of each matrix that this rank receives."""
+        came = [self._gpu.peers.arrivals.setdefault((rank, stream, comm), []) for rank in comm]
+        here, number = came[comm.index(self._rank)], self._calls[stream, comm]
+        self._calls[stream, comm] += 1
+
+        def receive(clock: np.ndarray) -> None:
+            for each in came:
+                join(clock, each[number][0])
+            for to, made in takes:
+                self._of(to)[...] = made([each[number][1] for each in came])
+
+        send = lambda clock: here.append((clock.copy(), self._of(of).copy()))  # noqa: E731
+        self._gpu.queue("arrive", stream, send, [of])
+        ready = lambda: all(len(each) > number for each in came)  # noqa: E731
+        self._gpu.queue(name, stream, receive, [], [to for to, _ in takes], ready=ready)
+
+    def send(self, at: int, nbytes: int, kind: int, rank: int, comm: tuple[int, ...], stream: str) -> None:
+        of, box = View.of_bytes(at, nbytes), self._gpu.peers.messages[self._rank, comm[rank]]
+        self._gpu.queue("send", stream, lambda clock: box.append((self._of(of).copy(), clock.copy())), [of])
+
+    def recv(self, at: int, nbytes: int, kind: int, rank: int, comm: tuple[int, ...], stream: str) -> None:
+        to, box = View.of_bytes(at, nbytes), self._gpu.peers.messages[comm[rank], self._rank]
+
+        def do(clock: np.ndarray) -> None:
+            values, sent = box.pop(0)
+            join(clock, sent)
+            assert values.nbytes == nbytes, "a message of another length"
+            self._of(to)[...] = values
+
+        ready = lambda: bool(box)  # noqa: E731
+        self._gpu.queue("receive", stream, do, [], [to], ready=ready, synchronizes=True)
+
+    def _sum(self, name: str, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str,
+             sent: int, start: int = 0, *, takes: bool = True) -> None:  # fmt: skip
+        assert op == NCCL_SUM
+        dtype = _NCCL[kind]
+        added = lambda parts: sum(part.astype(accumulation_dtype(dtype)) for part in parts)  # noqa: E731
+        mine = [(View.at(to, (1, count), dtype), lambda parts: added(parts)[:, start : start + count])]
+        self.collective(name, comm, stream, View.at(of, (1, sent), dtype), mine if takes else ())
+
+    def reduce_scatter(
+        self, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str
+    ) -> None:
+        start = comm.index(self._rank) * count
+        self._sum("reduce scatter", of, to, count, kind, op, comm, stream, len(comm) * count, start)
+
+    def reduce(
+        self, of: int, to: int, count: int, kind: int, op: int, root: int, comm: tuple[int, ...], stream: str
+    ) -> None:
+        is_root = comm.index(self._rank) == root
+        self._sum("reduce", of, to, count, kind, op, comm, stream, count, takes=is_root)
+
+    def all_reduce(
+        self, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str
+    ) -> None:
+        self._sum("all reduce", of, to, count, kind, op, comm, stream, count)
+
+    def all_gather(self, of: int, to: int, count: int, kind: int, comm: tuple[int, ...], stream: str) -> None:
+        assert kind == 1
+        parts = [View.of_bytes(to + i * count, count) for i in range(len(comm))]
+        takes = [(part, itemgetter(i)) for i, part in enumerate(parts) if part.address != of]
+        self.collective("all gather", comm, stream, View.of_bytes(of, count), takes)
+
+    def broadcast(
+        self, of: int, to: int, count: int, kind: int, root: int, comm: tuple[int, ...], stream: str
+    ) -> None:
+        assert kind == 1
+        is_root = comm.index(self._rank) == root
+        sent = View.of_bytes(of, count if is_root else 0)
+        takes = [] if is_root and to == of else [(View.of_bytes(to, count), itemgetter(root))]
+        self.collective("broadcast", comm, stream, sent, takes)
+
+
+class FakePeer(Gpu):
+    """``Gpu`` on one rank, on what is played of CuPy, NCCL, windows and kernels.
+
+    Attributes:
+        forks: whether streams begin to follow the main one: no signal that could be left out, but what a graph needs.
+        synchronizations, names: how many and which signals this rank has queued.
+    """
+
+    def __init__(self, peers: Peers, rank: int, multiprocessors: int, capability: int = 90) -> None:
+        self.peers, self.rank, self.size = peers, rank, peers.size
+        self.multiprocessors, self.capability, self.domains = multiprocessors, capability, peers.domains
+        self.why_no_windows, self.shared_gpus, self.forks = "", False, False
+        self.synchronizations, self._calls = 0, 0
+        self.names: list[str] = []
+        self.scratches: dict[str, tuple[int, int]] = {}
+        self._streams, self._events = Made(partial(Stream, self)), Made(partial(Event, self))
+        self._cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: self._streams["main"]))
+        self.arena = SimpleNamespace(generation=0, captured=False)
+        self.windows, self.kernels = Reached(self), PeerKernels(self)
+        self._runtime, self._nccl = Copies(self), Collectives(self)
+        place = self.windows.members.index(rank)
+        self._comm = tuple(range(self.size))
+        self._rail = tuple(sorted(ranks[place] for ranks in self.domains if place < len(ranks)))
+        cublas = Cublas(peers.of, lambda name, sizes, *queued: self.queue(name, "main", *queued))
+        self.products = SimpleNamespace(cublas=cublas, solver=lambda stream: 1, multiply=self._product)
+        self.agreement = lambda what, **_: nullcontext()
 
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self.scratches or self.scratches[name][1] < nbytes:
@@ -326,87 +644,22 @@ class FakePeer:
             self.scratches[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
         return self.scratches[name][0]
 
-    scalar = Gpu.scalar
-
-    # -- order
-
-    def _queue(self, name: str, stream: str, do: Any, reads: Any = (), writes: Any = (), **how: Any) -> None:
-        ready = how.pop("ready", lambda: True)
+    def queue(self, name: str, stream: str, do: Any, reads: Any = (), writes: Any = (), *,
+              ready: Callable[[], bool] = lambda: True, synchronizes: bool = False) -> None:  # fmt: skip
         reads, writes = ([v for v in views if v.rows * v.cols] for views in (reads, writes))
         for view in (*reads, *writes):
             if any(first <= view.address < last for first, last in self.peers.freed):
                 raise Fault(f"{name}: {view} is in memory that was given back")
-        self.peers.queue(Op(name, (self.rank, stream), ready, do, reads, writes), **how)
+        op = Op(name, (self.rank, stream), ready, do, reads, writes)
+        self.peers.queue(op, synchronizes=synchronizes)
 
-    def use_current_stream(self) -> None: ...
-
-    def stream(self, name: str) -> Any:
-        return SimpleNamespace(ptr=name)
+    def joined(self, stream: str) -> np.ndarray:
+        return self.peers.joined[self.rank, stream]
 
     def begin(self, *names: str) -> None:
-        self._awaited += 1
-        epoch = self._awaited
-        arrivals = [self.peers.arrivals.setdefault((rank, "end"), []) for rank in self._near]
-        if len(self._near) > 1:
-            self._queue(
-                "await all", "main", lambda clock: [join(clock, came[epoch - 1]) for came in arrivals],
-                ready=lambda: all(len(came) >= epoch for came in arrivals), synchronizes=True,
-            )  # fmt: skip
-        for name in names:
-            self._follow(name, "main", synchronizes=False)  # what a graph needs
-
-    def end(self, *names: str) -> None:
-        for name in names:
-            self.follow("main", name)
-        if len(self._near) > 1:
-            self._arrive("end")
-
-    def _arrive(self, kind: str) -> None:
-        came = self.peers.arrivals.setdefault((self.rank, kind), [])
-        self._queue("arrive", "main", lambda clock: came.append(clock.copy()), synchronizes=kind == "end")
-
-    def meet(self) -> None:
-        self._met += 1
-        epoch = self._met
-        came = self.peers.arrivals
-        for rank in range(self.size):
-            came.setdefault((rank, "between"), [])
-        everyone = [came[rank, "between"] for rank in range(self.size)]
-        self._arrive("between")
-        self._queue(
-            "meet", "main", lambda clock: [join(clock, they[epoch - 1]) for they in everyone],
-            ready=lambda: all(len(they) >= epoch for they in everyone), synchronizes=True,
-        )  # fmt: skip
-
-    def follow(self, later: str, earlier: str) -> None:
-        self._follow(later, earlier, synchronizes=True)
-
-    def _follow(self, later: str, earlier: str, *, synchronizes: bool) -> None:
-        self.mark(earlier, earlier)
-        self._await_mark(later, earlier, synchronizes=synchronizes)
-
-    def mark(self, name: str, stream: str) -> None:
-        seen = self._marks[name] = []
-
-        def record(clock: np.ndarray) -> None:
-            seen.extend((clock.copy(), self.peers.joined[self.rank, stream].copy()))
-
-        self._queue("record", stream, record)
-
-    def await_mark(self, stream: str, name: str) -> None:
-        self._await_mark(stream, name, synchronizes=True)
-
-    def _await_mark(self, stream: str, name: str, *, synchronizes: bool) -> None:
-        seen = self._marks[name]
-
-        def wait(clock: np.ndarray) -> None:
-            join(clock, seen[0])
-            join(self.peers.joined[self.rank, stream], seen[1])
-
-        self._queue(
-            f"{stream} follows {name}", stream, wait,
-            ready=lambda: bool(seen), synchronizes=synchronizes,
-        )  # fmt: skip
+        self.forks = True
+        super().begin(*names)
+        self.forks = False
 
     def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
         # A block takes a multiprocessor, and waits for what others send: all must be there at once.
@@ -421,39 +674,6 @@ class FakePeer:
             raise Fault(f"one_kernel: {types} by mma.sync")
         self._calls += 1
         Call(self, kernel, job, self._calls).queue()
-
-    def raise_flag(self, stream: str, rank: int, number: int) -> None:
-        flag = self.peers.flags[rank, self.rank, number]
-
-        def do(clock: np.ndarray) -> None:
-            if flag.up or (flag.lowered is not None and (flag.lowered > clock).any()):
-                raise Fault(f"rank {self.rank} raises flag {number} of rank {rank} that was not seen yet")
-            flag.up, flag.raised = True, clock.copy()
-
-        self._queue(f"raise {number} of {rank}", stream, do, synchronizes=True)
-
-    def raise_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
-        assert stream == "main", "a GEMM may run next to other streams"
-        for rank, number in flags:
-            self.raise_flag(stream, rank, number)
-
-    def await_flag(self, stream: str, rank: int, number: int) -> None:
-        flag = self.peers.flags[self.rank, rank, number]
-
-        def do(clock: np.ndarray) -> None:
-            join(clock, flag.raised)
-            flag.up, flag.lowered = False, clock.copy()
-
-        self._queue(f"await {number} of {rank}", stream, do, ready=lambda: flag.up, synchronizes=True)
-
-    def await_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
-        assert stream == "main", "a GEMM may run next to other streams"
-        for rank, number in flags:
-            self.await_flag(stream, rank, number)
-
-    # -- work: what a GPU makes of a product, and what cuBLASLt computes, which takes no empty matrices
-
-    multiply = Gpu.multiply
 
     def _product(
         self, at: int, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
@@ -496,142 +716,20 @@ class FakePeer:
 
         amax = _number(finish.amax)
         reads = [x, w, *([c] if beta else []), *([bias] if bias else [])]
-        self._queue("multiply", lane, do, reads, [d, *amax])
+        self.queue("multiply", lane, do, reads, [d, *amax])
 
-    def clear(self, stream: str, at: int, nbytes: int) -> None:
-        memory = View(at, 1, nbytes, nbytes, np.dtype(np.uint8))
-        self._queue("clear", stream, lambda _: self.peers.of(memory).fill(0), [], [memory])
-
-    def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
+    def push(self, stream: str, to: View, of: View, *args: Any) -> None:
         assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
-        assert all(is_legal(command) for command in blocks(to, of, count, steps))
-        for i in range(1, count):
-            self.push(stream, to.shifted(i * steps[0]), of.shifted(i * steps[1]))
+        super().push(stream, to, of, *args)
 
-        def do(_: np.ndarray) -> None:
-            self.peers.of(to)[...] = self.peers.of(of)
-
-        self._queue("copy", stream, do, [of], [to])
-
-    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
-        self.push(stream, to, of)
-
-    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
-        byte = np.dtype(np.uint8)
-        pairs = [
-            tuple(
-                View(
-                    base + sum(i * s for i, s in zip(at, strides[:-1], strict=True)),
-                    rows,
-                    run,
-                    strides[-1],
-                    byte,
-                )
-                for base, strides in ((to, there), (of, here))
+    def _copy_3d(self, b: Blocks, stream: str) -> None:
+        assert is_legal(b)
+        for k in range(b.depth):
+            places = (
+                (at + k * step, ld) for at, step, ld in zip((b.to, b.of), b.slices, b.pitches, strict=True)
             )
-            for to, there, of, here, (*counts, rows, run) in moves
-            for at in itertools.product(*map(range, counts))
-        ]
-
-        def do(_: np.ndarray) -> None:
-            for target, source in pairs:
-                found = self.peers.of(source)
-                if conjugate and found.size:
-                    found = np.conj(np.ascontiguousarray(found).view(f"c{conjugate}")).view(byte)
-                self.peers.of(target)[...] = found
-
-        self._queue("move", stream, do, [of for _, of in pairs], [to for to, _ in pairs])
-
-    def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
-            c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
-            amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
-        c = c if beta != 0 else None
-        check_added(parts, outs, c, bias)
-        exact = accumulation_dtype((*parts, *outs)[0].dtype)
-        raised, scales = _number(amax), _number(scale)
-
-        def do(_: np.ndarray) -> None:
-            y = np.zeros((outs[0].rows, outs[0].cols), exact)
-            y = sum((self.peers.of(part).astype(exact) for part in parts), y)
-            if beta != 0:
-                y = y + exact.type(beta) * self.peers.of(c).astype(exact)
-            if bias:
-                y = y + self.peers.of(bias).astype(exact)
-            y = np.maximum(y, 0) if activation == "relu" else y
-            for largest in raised:
-                self.peers.of(largest)[...] = max(self.peers.of(largest)[0, 0], abs(y).max())
-            for factor in scales:
-                y = y * self.peers.of(factor)
-            for out in outs:
-                self.peers.of(out)[...] = y
-
-        reads = [*parts, *([c] if c else []), *([bias] if bias else []), *scales]
-        self._queue("add", stream, do, reads, [*outs, *raised])
-
-    # -- work that is queued any number of times
-
-    def launches_of_moves(self, moves: Iterable[Move]) -> list[Launch]:
-        moves = list(moves)
-        return [Launch(partial(self.move, "main"), moves, (0, 2))] if moves else []
-
-    def launch_of_meeting(self) -> Callable[[Any], None]:
-        return lambda stream: self.meet()
-
-    def exchange(self, stream: int, sends: int, *messages: int) -> None:
-        for i in range(0, len(messages), 3):
-            (self._send if i < 3 * sends else self._receive)(*messages[i : i + 3])
-
-    def _send(self, at: int, nbytes: int, rank: int) -> None:
-        of, box = View.of_bytes(at, nbytes), self.peers.messages[self.rank, rank]
-        self._queue("send", "main", lambda clock: box.append((self.peers.of(of).copy(), clock.copy())), [of])
-
-    def _receive(self, at: int, nbytes: int, rank: int) -> None:
-        to, box = View.of_bytes(at, nbytes), self.peers.messages[rank, self.rank]
-
-        def do(clock: np.ndarray) -> None:
-            values, sent = box.pop(0)
-            join(clock, sent)
-            assert values.nbytes == nbytes, "a message of another length"
-            self.peers.of(to)[...] = values
-
-        self._queue("receive", "main", do, [], [to], ready=lambda: bool(box), synchronizes=True)
-
-    def launches_of_sum(
-        self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,
-        conjugate: bool = False, uplo: str = "", real: bool = False, deals: Any = None,
-    ) -> list[Launch]:  # fmt: skip
-        def stored(at: int, by_columns: bool, ld: int, rows: int, cols: int) -> tuple[View, bool]:
-            return View(at, *((cols, rows) if by_columns else (rows, cols)), ld, dtype), by_columns
-
-        def get(view: View, by_columns: bool) -> np.ndarray:
-            found = self.peers.of(view)
-            return found.T if by_columns else found
-
-        def launch(tile: Any) -> None:
-            to, of, old = (
-                stored(at, *how, tile.rows, tile.cols) for at, how in zip(tile[:3], (d, x, c), strict=True)
-            )
-
-            def do(_: np.ndarray) -> None:
-                kind = np.conj if conjugate else np.positive
-                added = alpha * kind(get(*of)) + (beta * get(*old) if beta else 0)
-                inside = np.ones(added.shape, bool)
-                if uplo:
-                    r, q = (
-                        (at // y.block * y.nprocs + y.turn) * y.block + at % y.block - y.lead
-                        for at, y in (
-                            (tile.i + np.arange(tile.rows) + deals[0].skipped, deals[0]),
-                            (tile.j + np.arange(tile.cols) + deals[1].skipped, deals[1]),
-                        )
-                    )
-                    r, q = r[:, None], q[None, :]
-                    inside = r >= q if uplo == "L" else r <= q
-                    added = np.where(r == q, added.real, added) if real else added
-                np.copyto(get(*to), added, where=inside)
-
-            self._queue("sum", "main", do, [of[0], *([old[0]] if beta else [])], [to[0]])
-
-        return [Launch(lambda tiles: [launch(tile) for tile in tiles], list(tiles), (0, 1, 2))]
+            (to, of), kind = places, self._runtime.memcpyDefault
+            self._runtime.memcpy2DAsync(*to, *of, b.width, b.height, kind, stream)
 
     def use(self, *arrays: Array) -> None:
         """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""
@@ -643,76 +741,7 @@ class FakePeer:
                 if stream[0] == self.rank and self.peers.clocks[stream][number] > seen[number]:
                     raise Fault(f"stream {stream} is not joined: no graph can record this")
 
-        self._queue("the caller", "main", do, views, views)
-
-    # -- NCCL: every rank's matrices are there when the last one comes
-
-    def collective(
-        self, name: str, mine: Any, reads: Any, writes: Any, do: Callable[[list[Any]], None], across: bool
-    ) -> None:
-        ranks, stream = (self._rail, "net") if across else (list(range(self.size)), "main")
-        name += " across" if across else ""
-        number = sum(op.name == name for op in self.peers.program[self.rank])
-        everyone = self.peers.meetings[name, number]
-        everyone[self.rank] = mine
-        came, done = self.peers.arrivals, name + " done"
-        here = came.setdefault((self.rank, name), [])
-        self._queue("arrive", stream, lambda clock: here.append(clock.copy()))
-        ready = lambda: all(len(came.get((r, name), ())) > number for r in ranks)  # noqa: E731
-
-        def all_together(clock: np.ndarray) -> None:
-            for rank in ranks:
-                join(clock, came[rank, name][number])
-            do([everyone[rank] for rank in ranks])
-            came.setdefault((self.rank, done), []).append(clock.copy())
-
-        self._queue(name, stream, all_together, reads, writes, ready=ready)
-        self._queue(  # nobody's buffer is free before all have read it
-            done, stream, lambda clock: [join(clock, came[r, done][number]) for r in ranks],
-            ready=lambda: all(len(came.get((r, done), ())) > number for r in ranks),
-        )  # fmt: skip
-
-    def _index(self, across: bool) -> int:
-        return self._rail.index(self.rank) if across else self.rank
-
-    def reduce_scatter(self, of: View, to: View, rows: Sequence[int], *, across: bool = False) -> None:
-        own = self._index(across)
-        start = sum(rows[:own])
-
-        def do(everyone: list[View]) -> None:
-            parts = [self.peers.of(part.lines(start, start + rows[own])) for part in everyone]
-            self.peers.of(to)[...] = sum(part.astype(accumulation_dtype(of.dtype)) for part in parts)
-
-        assert of.contiguous
-        assert to.contiguous
-        self.collective("reduce scatter", of, [of], [to], do, across)
-
-    def all_reduce(self, matrix: View, *, across: bool = False) -> None:
-        at = self.scratch(f"nccl {matrix.address}", matrix.nbytes)
-        shadow = View(at, matrix.rows, matrix.cols, matrix.cols, matrix.dtype)
-
-        def do(everyone: list[View]) -> None:
-            parts = [self.peers.of(part).astype(accumulation_dtype(matrix.dtype)) for part in everyone]
-            self.peers.of(matrix)[...] = sum(parts)
-
-        self.push("net" if across else "main", shadow, matrix)
-        assert matrix.contiguous
-        self.collective("all reduce", shadow, [shadow], [matrix], do, across)
-
-    def all_gather(self, of: View, to: int, nbytes: Sequence[int], *, across: bool = False) -> None:
-        byte, own, ends = np.dtype(np.uint8), self._index(across), [0, *itertools.accumulate(nbytes)]
-        parts = [View.of_bytes(to + start, n) for start, n in zip(ends, nbytes, strict=False)]
-        assert of.nbytes == nbytes[own]
-        in_place = parts[own].address == of.address
-        written = [part for i, part in enumerate(parts) if not (in_place and i == own)]
-
-        def do(everyone: list[View]) -> None:
-            for i, (part, source) in enumerate(zip(parts, everyone, strict=True)):
-                if not (in_place and i == own):
-                    found = np.ascontiguousarray(self.peers.of(source)).view(byte)
-                    self.peers.of(part)[...] = found.reshape(1, -1)
-
-        self.collective("all gather", of, [of], written, do, across)
+        self.queue("the caller", "main", do, views, views)
 
 
 def _row(address: int, cols: int, dtype: np.dtype) -> View | None:
@@ -781,8 +810,8 @@ class Call:
             done[me].append(clock.copy())
 
         ready = lambda: all(len(came) >= number for came in done)  # noqa: E731
-        self.gpu._queue(f"one_kernel {name}: flags", "main", wait, ready=ready)
-        self.gpu._queue(f"one_kernel {name}", "main", run, reads=reads, writes=writes)
+        self.gpu.queue(f"one_kernel {name}: flags", "main", wait, ready=ready)
+        self.gpu.queue(f"one_kernel {name}", "main", run, reads=reads, writes=writes)
 
     def queue(self) -> None:
         """Queue all steps."""

@@ -19,7 +19,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
-from tests.helpers.fakepeers import FakePeer, Fault, Peers
+from tests.helpers.fakepeers import Collectives, Fault, Peers
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
@@ -219,19 +219,19 @@ def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathere
         set(),
         set(),
     )
-    array, collective = Peers.array, FakePeer.collective
+    array, collective = Peers.array, Collectives.collective
 
     def noted(*args: Any, **how: Any) -> Any:
         made = array(*args, **how)
         theirs.update(range(made.data.ptr, made.data.ptr + made.values.nbytes))
         return made
 
-    def noting(self: FakePeer, name: str, mine: Any, reads: Any, writes: Any, *args: Any) -> None:
-        reached.update(view.address for view in (*reads, *writes) if view.nbytes)
-        collective(self, name, mine, reads, writes, *args)
+    def noting(self: Collectives, name: str, comm: Any, stream: str, of: Any, takes: Any) -> None:
+        reached.update(view.address for view in (of, *(to for to, _ in takes)) if view.nbytes)
+        collective(self, name, comm, stream, of, takes)
 
     monkeypatch.setattr(Peers, "array", noted)
-    monkeypatch.setattr(FakePeer, "collective", noting)
+    monkeypatch.setattr(Collectives, "collective", noting)
     product = case(peers, form, uneven=True, tight=True, gathered=gathered and form == "allgather_matmul")
     product.run("nccl", "nccl")
     assert reached
