@@ -16,7 +16,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import _core, pblas
-from tests.helpers.cases import agreed_error, misplaced, refuses, scattered
+from tests.helpers.cases import misplaced, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
 
@@ -32,9 +32,8 @@ class Timed:
     def __call__(self, kind, words, call, *args, **kwargs):
         self.ctx.comm.barrier()
         start = time.monotonic()
-        wrong = agreed_error(self.ctx, kind, words, call, *args, **kwargs)
+        refuses(self.ctx, kind, words, call, *args, **kwargs)
         seconds = time.monotonic() - start
-        assert not wrong, f"{call}: {wrong}"
         assert seconds < LIMIT, f"{call}: took {seconds:.1f} s"
 
 

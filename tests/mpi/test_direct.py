@@ -15,7 +15,7 @@ from pblasmp.engines.host.direct import calls
 from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers import inside
-from tests.helpers.cases import agreed_error, first, layout, misplaced_view, part, refuses, scattered, unlike
+from tests.helpers.cases import first, layout, misplaced_view, part, refuses, scattered, unlike
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import only_long
 
@@ -142,9 +142,8 @@ def _sums_again(ctx):
         assert not misplaced_view(v, alpha * (before + alpha * w.allgather())), f"axpy, scal, swap {count}"
         v.local[...] = np.arange(len(v.local))[:, None] - 3
     v.local.flags.writeable = ctx.rank > 0
-    wrong = agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.blas.gemv, square, w, out=v)
+    refuses(ctx, pb.ArgumentError, ["read-only"], pb.blas.gemv, square, w, out=v)
     v.local.flags.writeable = True
-    assert not wrong, "read-only vector"
     if ctx.size > 1:  # the same as before on one rank only
         pb.blas.gemv(square, v, out=w)
         given = {"alpha": 2.0} if ctx.rank == 0 else {}

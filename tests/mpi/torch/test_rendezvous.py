@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ import torch.distributed as dist
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import meshes
-from tests.helpers.cases import agreed_error
+from tests.helpers.cases import refuses
 from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.torch_ranks import host
 
@@ -127,13 +127,10 @@ def test_what_one_rank_cannot_do_all_ranks_raise(comm: Any) -> None:
                 with patch(NODES, lambda _, nodes=nodes: nodes), patch.dict(os.environ):
                     if name == "no interface" and last:
                         os.environ["GLOO_SOCKET_IFNAME"] = "nowhere"
-                    patches = [patch(where, what) for where, what in changed.items()]
-                    for each in patches:
-                        each.start()
-                    fault = agreed_error(ctx, kind, words, pt.init_process_group, comm)
-                    for each in patches:
-                        each.stop()
-                assert not fault, f"{name}, {len(nodes)} nodes"
+                    with ExitStack() as stack:
+                        for where, what in changed.items():
+                            stack.enter_context(patch(where, what))
+                        refuses(ctx, kind, words, pt.init_process_group, comm)
                 assert not dist.is_initialized(), f"{name}, {len(nodes)} nodes"
     with host(comm) as ctx:
         pt.RowParallelLinear(8, 8, ctx=ctx)
