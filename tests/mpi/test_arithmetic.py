@@ -162,7 +162,7 @@ def vectors(ctx, a):
     refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.mul, a[0:1], a[:, :1])
     for left, right in ((a[0:1], a[:1, :1]), (a[:1, :1], a[:, 0:1]), (a[:, 3:4], a[1:2, 1:2])):
         shape = np.broadcast_shapes(left.shape, right.shape)
-        yield f"one element along {shape}", misplaced((left + 1) / (right + 2), np.full(shape, 0.5))
+        assert not misplaced((left + 1) / (right + 2), np.full(shape, 0.5)), f"one element along {shape}"
     refuses(ctx, pb.ArgumentError, ["complex128"], operator.imul, a, np.ones(8) * 1j)
     if ctx.size > 1:
         words = ["the vector's shape, type and digest", "(8,)", f"on rank {last}"]

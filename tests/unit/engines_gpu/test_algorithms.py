@@ -269,11 +269,11 @@ def test_new_sub_matrices(comm: Any, path: str) -> None:
             for at in (0, 8):  # a template, then calls of its pattern
                 call(at, at, at + 8)
             _, calls, _ = python_calls(partial(call, 16, 24, 32))
-            assert not (calls > most), call.__name__
+            assert calls <= most, call.__name__
 
 
 @on_ranks(2, on_nodes="blocks:2")
-def test_a_repeated_product_between_hosts(comm: Any, path: str) -> Any:
+def test_a_repeated_product_between_hosts(comm: Any, path: str) -> None:
     """It takes one vote, and few calls of Python before it is queued; or in all, if it is a direct call."""
     devices = [f"0000:0{comm.rank}:00.0"]
     with context(path, Multiplying, comm=comm, lt=FakeLt(), devices=devices) as (ctx, lib):
@@ -285,7 +285,7 @@ def test_a_repeated_product_between_hosts(comm: Any, path: str) -> Any:
             before, messages = votes(ctx), len(lib.gpu.did("send"))
             _, calls, _ = python_calls(call)
             found = votes(ctx) - before, calls <= most, len(lib.gpu.did("send")) - messages
-            yield dtype, None if found == (1, True, int(dtype == "float32")) else f"{found}, {calls} calls"
+            assert found == (1, True, int(dtype == "float32")), f"{dtype}: {found}, {calls} calls"
         here = sys.modules["cupy"].cuda.get_current_stream().ptr
         assert {stream for stream, _ in lib.gpu.did("all_gather")} == {here}, "nothing is computed meanwhile"
 
