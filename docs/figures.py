@@ -125,8 +125,11 @@ READERS = """\
 """  # noqa: E501
 
 
-SOLVERS = {2: ("potrf-getrf-",), 4: ("65536-", "131072-", "lu-qr-1x4-")}
+SOLVERS = {2: ("potrf-getrf-",)}
 """The runs of factorizations that the README quotes, by GPUs: those that are not too old."""
+
+CHARTS = (2,)
+"""The numbers of GPUs whose tensor-parallel products have a chart: likewise."""
 
 
 def readers() -> str:
@@ -320,7 +323,7 @@ def charts(directory: Path) -> None:
 def tensor_parallel(runs: Mapping[str, Run]) -> dict[int, list[tuple[str, Run]]]:
     """Return the newest runs of the four products by number of GPUs: as users call them, else of the schemes."""
     found: dict[int, list[tuple[str, Run]]] = {}
-    for gpus in sorted({run.gpus for run in runs.values()} - {0}):
+    for gpus in CHARTS:
         for form, title in FORMS.items():
             names = f"tensor_parallel-{form}-{gpus}-gpus", f"gpu_matmul-{form}-{gpus}-gpus"
             if run := next((runs[name] for name in names if name in runs), None):
