@@ -136,7 +136,8 @@ class Handle:
         whole = self if self._view_of is None else self._view_of
         held = whole._held
         if held is None:
-            pattern = pattern_of(whole.descriptor, self.context.rank)
+            on_gpus = self.context.engine.traits.on_gpus
+            pattern = pattern_of(whole.descriptor, self.context.rank, narrow=on_gpus)
             held = whole._held = (pattern is not None and Held.of(pattern, whole.local)) or False
         return (held, *self._at) if held else None
 

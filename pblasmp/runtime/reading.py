@@ -121,7 +121,7 @@ def number(value: Any, letter: str, real: bool) -> complex | None:
         real: whether it must be real for every type.
     """
     kind = type(value)
-    is_real = letter in "sd" or real
+    is_real = letter not in "czi" or real
     if kind is not float:
         if isinstance(value, np.number):
             value = value.item()

@@ -20,6 +20,7 @@ from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis, axis
 
 _LARGEST = 2**31 - 1  # BLAS's integers
+NARROW = 2  # bytes of an element of 16 bits, which BLAS lacks
 _ENTRIES = struct.Struct("=11q")  # of a descriptor
 
 Pair = tuple[int, int]
@@ -174,19 +175,26 @@ Part = tuple[Held, int, int, int, int, bool]
 
 
 @lru_cache(1024)
-def pattern_of(descriptor: MatrixDescriptor, rank: int) -> Pattern | None:
-    """Return what is known of a layout on this rank; None if BLAS lacks the type or an integer is too large. Local."""
+def pattern_of(descriptor: MatrixDescriptor, rank: int, *, narrow: bool = False) -> Pattern | None:
+    """Return what is known of a layout on this rank; None if BLAS lacks the type or an integer is too large. Local.
+
+    With ``narrow`` types of 16 bits are taken, too.
+    """
     d = descriptor
     coords = d.grid.coords(rank) if rank < d.grid.size else (-1, -1)
-    return pattern(d.shape, d.block, d.grid, d.source, coords, d.dtype, d.order, d.lead, d.ld or 0)
+    return pattern(
+        d.shape, d.block, d.grid, d.source, coords, d.dtype, d.order, d.lead, d.ld or 0, narrow=narrow
+    )  # fmt: skip
 
 
 def pattern(
     shape: Pair, block: Pair, grid: Grid, source: Pair, coords: Pair, dtype: np.dtype, order: str = "F",
-    lead: Pair = (0, 0), ld: int = 0,
+    lead: Pair = (0, 0), ld: int = 0, *, narrow: bool = False,
 ) -> Pattern | None:  # fmt: skip
     """Return what ``pattern_of`` does, of legal integers; ``coords``: this rank's on the grid. Local."""
     letter, (nprow, npcol) = element_type(dtype).blas, grid.shape
+    if narrow and dtype.itemsize == NARROW:
+        letter = dtype.char
     if not letter or max(*shape, *block) > _LARGEST:
         return None
     numbering = "" if nprow == 1 or npcol == 1 else grid.order

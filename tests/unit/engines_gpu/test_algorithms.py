@@ -277,15 +277,19 @@ def test_a_repeated_product_between_hosts(comm: Any, path: str) -> None:
     """It takes one vote, and few calls of Python before it is queued; or in all, if it is a direct call."""
     devices = [f"0000:0{comm.rank}:00.0"]
     with context(path, Multiplying, comm=comm, lt=FakeLt(), devices=devices) as (ctx, lib):
-        for dtype, most in (("bfloat16", 120), ("float32", 60)):
+        for dtype, algo, most in (
+            ("float32", "gathered", 120),
+            ("float32", "auto", 60),
+            ("bfloat16", "auto", 60),
+        ):
             a, b, c = (ctx.zeros((64, 64), block=16, grid=(1, 2), dtype=dtype) for _ in range(3))
-            call = partial(pb.matmul, a, b, out=c)
+            call = partial(pb.matmul, a, b, out=c, algo=algo)
             for _ in range(3):
                 call()
             before, messages = votes(ctx), len(lib.gpu.did("send"))
             _, calls, _ = python_calls(call)
             found = votes(ctx) - before, calls <= most, len(lib.gpu.did("send")) - messages
-            assert found == (1, True, int(dtype == "float32")), f"{dtype}: {found}, {calls} calls"
+            assert found == (1, True, int(algo == "auto")), f"{dtype} {algo}: {found}, {calls} calls"
         here = sys.modules["cupy"].cuda.get_current_stream().ptr
         assert {stream for stream, _ in lib.gpu.did("all_gather")} == {here}, "nothing is computed meanwhile"
 

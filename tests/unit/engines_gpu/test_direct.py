@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.dtypes import DTYPES
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.asked import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, builder, computers, gpu_direct
@@ -79,7 +81,7 @@ class Ranks:
             lines = local if d.order == "C" else local.T
             array = self.peers.array(rank, np.ascontiguousarray(lines), ld=lines.shape[1] + ld)
             at = array.data.ptr if local.size else 0  # as CuPy's
-            pattern = pattern_of(d, rank)
+            pattern = pattern_of(d, rank, narrow=True)
             nbytes = len(lines) * (lines.shape[1] + ld) * d.dtype.itemsize * (local.size > 0)
             found.append(Held(pattern, array, at, lines.shape[1] + ld, nbytes))
             self.values[found[-1]] = array.values
@@ -178,6 +180,30 @@ def test_any_layout(monkeypatch, routine, size, hosts):
         got = ranks.whole(helds, layout)
         assert np.allclose(got, want, rtol=1e-9, atol=1e-9, equal_nan=True), f"{seed}: {how}"
     assert done >= (seeds - 4 if size == 1 else 2)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("grid", "hosts"), [((1, 1), False), ((1, 2), False), ((2, 2), False), ((2, 1), True)]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_products_of_16_bits(grid, hosts, dtype, order):
+    """In any of the four forms; other routines are not direct."""
+    rng, ranks, kind = np.random.default_rng(8), Ranks(grid[0] * grid[1], hosts=hosts), DTYPES[dtype]
+    d = pb.MatrixDescriptor((14, 14), 3, pb.Grid(*grid), dtype=kind, order=order)
+    values = [rng.integers(-2, 3, d.shape).astype(float) for _ in range(3)]
+    a, b, c = (ranks.matrix(each, d) for each in values)
+    parts = {"a": (a, 1, 2, 9, 9, False), "b": (b, 3, 0, 9, 9, False), "c": (c, 0, 4, 9, 9, False)}
+    parts["d"], want = parts["c"], values[2].copy()
+    for op_a, op_b in itertools.product("NT", repeat=2):
+        x, y = values[0][1:10, 2:11], values[1][3:12, :9]
+        added = 2 * ((x if op_a == "N" else x.T) @ (y if op_b == "N" else y.T))
+        want[:9, 4:13] = (added - want[:9, 4:13]).astype(kind)
+        assert ranks.run(parts, routine="matmul", alpha=2.0, beta=-1.0, op_a=op_a, op_b=op_b)
+    ranks.finish(1)
+    assert np.array_equal(ranks.whole(c, d).astype(float), want)
+    assert ranks.run({"a": parts["a"], "c": parts["c"], "d": parts["d"]}, routine="geadd", beta=1.0) is None
 
 
 def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Held]:
@@ -373,7 +399,7 @@ def test_calls_that_are_not_direct(monkeypatch):
             each._current = lambda current=current: current
         assert ranks.run(given, routine="matmul") is None
     far = Ranks(2, hosts=True)
-    monkeypatch.setattr(builder, "MOST_SENT", 200)  # bytes: less than A takes
+    monkeypatch.setattr(builder, "MOST_SENT", (1 << 20, 200))  # bytes: less than A takes
     assert far.run(one_product(far), routine="matmul") is None
     assert not any(control.numbers for control in far.controls)
     assert not any(control.numbers for control in ranks.controls)

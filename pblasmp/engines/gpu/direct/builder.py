@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ....dtypes import accumulation_dtype
 from ....layout.axis import Axis
 from ....layout.intersection import Stretches, extent, intersect, packed, unpacked
 from ...direct import Asked
@@ -117,8 +118,12 @@ Computer: TypeAlias = "Callable[[CallBuilder], Compute]"
 _ALIGNED = 256
 SCRATCH, SLABS_OF = 15, 16
 """The numbers of memory: 1 to 4 are that of operands, the last is the first rank's set of slabs."""
-_MOST_RANKS, MOST_SENT = 256 - SLABS_OF, 1 << 20  # between hosts, bytes of a set of slabs
-"""What is larger is gathered: that crosses between two hosts once, and takes longer than the host's work."""
+_MOST_RANKS = 256 - SLABS_OF
+MOST_SENT = (1 << 20, 8 << 20)
+"""Bytes of a set of slabs between hosts; the latter if each has one rank.
+
+What is larger is gathered: it crosses between two hosts once, not once for each rank, and while others are multiplied.
+"""
 
 
 class Template:
@@ -228,7 +233,7 @@ class CallBuilder:
         bases: dict[int, int] = {}
         nbytes, apart = slabs[-1].end if slabs else 0, bool(slabs and gpu.why_no_windows)
         if apart:
-            if gpu.size > _MOST_RANKS or nbytes > MOST_SENT:
+            if gpu.size > _MOST_RANKS or nbytes > MOST_SENT[len(gpu.domains) == gpu.size]:
                 raise UnfitError
             bases = {gpu.rank: stand_in(SLABS_OF + gpu.rank)}
             queue += self._messages(stream, slabs, bases)
@@ -315,7 +320,7 @@ class CallBuilder:
         found = self._scalars.get(key)
         if found is None:
             number = value if self._letter in "cz" else complex(value).real
-            found = self._scalars[key] = np.array([number], self.dtype)
+            found = self._scalars[key] = np.array([number], accumulation_dtype(self.dtype))
         return int(found.ctypes.data)
 
     def function(self, name: str) -> Any:

@@ -14,7 +14,7 @@ from ....layout import Trapezoid
 from ....layout.axis import Axis
 from ....layout.pieces import Rectangle, even_runs, pieces
 from ...direct import Asked
-from ...direct.asked import whole_span
+from ...direct.asked import NARROW, whole_span
 from ...direct.sub_matrix import (
     SubMatrix,
     UnfitError,
@@ -31,11 +31,13 @@ from ...direct.sub_matrix import (
 from ...local.slab_terms import THIN
 from ..factor_operations import FEW_COLUMNS
 from ..kernels.kernels import Deal, Tile
-from ..types import DIAGONALS, FILLS, OPS, SIDES
+from ..kernels.lt import ANY_ALGORITHM
+from ..types import DATA_TYPES, DIAGONALS, FILLS, OPS, SIDES, compute_type
 from .builder import CallBuilder, Compute, CublasMatrix, Queue
 
 _MOST_OF_PRODUCT = 64 << 20  # bytes: a larger product is better overlapped with what it needs
 _LONGEST = 1e11  # operations of a product on each rank, 2 ms: then the time of the host no longer matters
+_LONGEST_NARROW = 1e10  # of 16 bits, which are multiplied ten times as fast
 _LARGER, _MOVED = 2, 1 << 22  # see stationary.py: when it is better to move results than operands
 LARGE = 1 << 22  # elements of a matrix that cuBLAS takes longer to read than a plan takes the host
 _TURNED = 1 << 20  # elements that the sum of matrices may read across the grain
@@ -46,7 +48,8 @@ def matmul(call: CallBuilder) -> Compute:
     asked, to = call.asked, call.to
     x, y = factors_of_product(asked)
     m, n, k = to.rows.extent, to.cols.extent, x.cols.extent
-    if 2.0 * m * n * k > _LONGEST * to.rows.nprocs * to.cols.nprocs:
+    longest = _LONGEST_NARROW if call.item == NARROW else _LONGEST
+    if 2.0 * m * n * k > longest * to.rows.nprocs * to.cols.nprocs:
         raise UnfitError
     inner = whole_span(k)
     left = call.stage(x, to.rows, inner, "row")
@@ -81,7 +84,9 @@ def product_of(
     Raises:
         UnfitError: cuBLAS conjugates only what it transposes.
     """
-    function, by_columns = call.function("gemm"), call.to.by_columns
+    by_columns, kind = call.to.by_columns, (int(DATA_TYPES[call.dtype.name]),) * (call.item == NARROW)
+    function = call.gpu.products.cublas.gemm_ex if kind else call.function("gemm")
+    how = (int(compute_type(call.dtype, None)), ANY_ALGORITHM) if kind else ()
     if not by_columns:  # compute its transpose
         x_conjugated, y_conjugated = y_conjugated, x_conjugated
         x_by_columns, y_by_columns = y_by_columns, x_by_columns
@@ -105,7 +110,8 @@ def product_of(
     ) -> Queue:
         if not by_columns:
             m, n, x, ldx, y, ldy = n, m, y, ldy, x, ldx
-        return function, (handle, op_x, op_y, m, n, k, alpha, x, ldx, y, ldy, beta, d, ldd)
+        factors = alpha, x, *kind, ldx, y, *kind, ldy
+        return function, (handle, op_x, op_y, m, n, k, *factors, beta, d, *kind, ldd, *how)
 
     return queue
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
 from ...direct import FAMILIES, Asked, Direct
-from ...direct.asked import SlabSets
+from ...direct.asked import NARROW, SlabSets
 from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
 from ...product import RecordedGraph
 from ..kernels.compiler import ALIGNED, stand_in
@@ -212,13 +212,15 @@ class GpuDirect(Direct):
         return QueuedCall(vote_number(asked), template, bases)
 
     def _template(self, stream: Any, asked: Asked, offsets: list[int | None]) -> Template | None:
-        """Return the template of a call's pattern, None if it is not for direct calls.
+        """Return the template of a call's pattern, None if it is not for direct calls: of 16 bits, only products are.
 
         Args:
             stream: CuPy's.
             asked: the call.
             offsets: of A, B, C and D in their matrices, in bytes; None for what is absent, or is D.
         """
+        if asked.d[0].pattern.itemsize == NARROW and asked.routine != "matmul":
+            return None
         parts: list[Any] = []
         for number, (part, offset) in enumerate(zip(asked[2:6], offsets, strict=True), 1):
             if part is not None and offset is not None:

@@ -33,7 +33,7 @@ _BESIDE_BYTES = 16 << 20  # of cuBLAS in other lanes, whose products have a part
 _REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; a QR of order 16,384 has 2,000
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
-_ANY_ALGORITHM = -1
+ANY_ALGORITHM = -1
 
 
 class LocalProducts:
@@ -162,7 +162,7 @@ class LocalProducts:
         self.cublas.gemm_ex(
             self.solver(stream, lane), OPS[op_w], OPS[op_x], d.cols, d.rows, k,
             at, w.address, of, w.ld, x.address, of, x.ld, at + kind.itemsize, d.address, _data_type(d.dtype), d.ld,
-            int(compute_type(x.dtype, compute)), _ANY_ALGORITHM,
+            int(compute_type(x.dtype, compute)), ANY_ALGORITHM,
         )  # fmt: skip
 
     def gemm(
