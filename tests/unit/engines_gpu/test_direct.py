@@ -399,7 +399,7 @@ def test_calls_that_are_not_direct(monkeypatch):
             each._current = lambda current=current: current
         assert ranks.run(given, routine="matmul") is None
     far = Ranks(2, hosts=True)
-    monkeypatch.setattr(builder, "MOST_SENT", (1 << 20, 200))  # bytes: less than A takes
+    monkeypatch.setattr(builder, "MOST_SENT", 200)  # bytes: less than A takes
     assert far.run(one_product(far), routine="matmul") is None
     assert not any(control.numbers for control in far.controls)
     assert not any(control.numbers for control in ranks.controls)
