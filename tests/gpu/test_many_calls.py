@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many calls on ever new sub-matrices, most of them direct calls, against NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.dtypes import DTYPES
 from tests.helpers import inside
 from tests.helpers.slow import thinned
 
@@ -121,6 +124,28 @@ def test_products_that_make_new_matrices(ctx):
         assert np.array_equal(d.allgather(), x[rows, cols] @ x[cols, rows])
         s = pb.blas.syrk(a[rows, cols], uplo="U")
         assert np.array_equal(np.triu(s.allgather()), np.triu(x[rows, cols] @ x[rows, cols].T))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_16_bits(ctx, dtype):
+    """Of sub-matrices, in any form: direct calls, of numbers whose sums are exact."""
+    rng = np.random.default_rng(4)
+    for order in "CF":
+        x, y, z = (rng.integers(-1, 2, (200, 200)).astype(float) for _ in range(3))
+        a, b, c = (ctx.scatter(v.astype(DTYPES[dtype]), block=32, order=order) for v in (x, y, z))
+        before = direct_calls(ctx)
+        for i, (op_a, op_b) in enumerate(itertools.product("NT", repeat=2)):
+            rows, inner, cols = slice(32 * i, 32 * i + 61), slice(7, 64), slice(64, 130 + i)
+            left = a[rows, inner] if op_a == "N" else a[inner, rows]
+            right = b[inner, cols] if op_b == "N" else b[cols, inner]
+            u = x[rows, inner] if op_a == "N" else x[inner, rows].T
+            v = y[inner, cols] if op_b == "N" else y[cols, inner].T
+            for turn in range(4):
+                z[rows, cols] = (-1) ** turn * 2 * u @ v - z[rows, cols]
+                to = c[rows, cols]
+                pb.matmul(left, right, to, alpha=(-1) ** turn * 2, beta=-1, out=to, op_a=op_a, op_b=op_b)
+        assert np.array_equal(c.allgather().astype(float), z)
+        assert direct_calls(ctx) >= before + 4
 
 
 def test_growing_slabs_and_other_algorithms_in_between(ctx):
