@@ -7,7 +7,9 @@ A sequence that ``python -m tests.chaos.sequences`` prints becomes a test as one
 import contextlib
 import os
 import time
+from argparse import Namespace
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,6 +214,25 @@ state.teardown()"""
 
 
 # -- the program
+
+
+PROGRAM = """
+state = Sequence()
+(matrices_0,) = state.begin(layouts=[MatrixDescriptor((1, 1), (1, 1), Grid(1, 1))], panels=0)
+state.in_place(number=2, of=matrices_0, other=matrices_0, seed=0, symbol='+')
+state.teardown()
+"""
+
+
+@on_ranks(1)
+def test_a_program_runs_again(comm, directory):
+    path = Path(directory, "program")
+    path.write_text(PROGRAM)
+    given = Namespace(engine="host", length=1, only="", replay=path)
+    assert sequences.work(given) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        no_agreement(patch)
+        assert sequences.work(given) == 1
 
 
 @starts_ranks
