@@ -127,7 +127,9 @@ def test_larger_ones(ctx):
     """Several panels of the real width are in flight while others are multiplied."""
     n, k = 600, 3 * ctx.engine.operations.panel // 2
     grid = pb.Grid.squarest(ctx.size)
-    values = [np.random.default_rng(i).integers(-1, 2, shape) for i, shape in enumerate(((n, k), (k, n)))]
+    shapes = (n, k), (k, n)
+    # NumPy multiplies integers without BLAS
+    values = [np.random.default_rng(i).integers(-1, 2, shape).astype(float) for i, shape in enumerate(shapes)]
     matrices = []
     for x, block in zip(values, ((64, 100), (100, 32)), strict=True):
         d = pb.MatrixDescriptor(x.shape, block, grid, dtype="float32")

@@ -12,7 +12,7 @@ RUNS = thinned(100) if is_few() else 300
 
 
 @pytest.mark.parametrize("n", fewer([2048, 256], 1))
-@pytest.mark.parametrize("neighbor", [False, True], ids=["one job", "two jobs"])
+@pytest.mark.parametrize("neighbor", fewer([False, True], 1), ids=fewer(["one job", "two jobs"], 1))
 def test_every_algorithm(ctx, n, neighbor):
     wrong = {}
     with Noise(ctx, seed=n, neighbor=neighbor) as noise:
