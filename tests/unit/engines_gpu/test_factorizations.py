@@ -26,6 +26,7 @@ from pblasmp.engines.gpu.factor_operations import GpuFactorOperations
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
 from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
+from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers import factor_cases
@@ -332,6 +333,14 @@ def test_few_unknowns_with_a_diagonal_of_ones_are_substituted(
         ctx.engine.operations.trsm(1, a, x, lower=True, unit=unit)
     assert kernel.call_count == by_kernel
     assert np.array_equal(np.asarray(x), np.eye(n)[:, :1] * np.ones(columns))
+
+
+def test_a_block_that_substitutes_has_a_multiprocessor_alone(ctx: Any) -> None:
+    operations = ctx.engine.operations
+    a, x = (operations.xp.asarray(np.asfortranarray(np.eye(64))) for _ in range(2))
+    with mock.patch.object(Kernel, "__call__") as launch:
+        operations.trsm(1, a, x, lower=True, unit=True)
+    assert launch.call_args.args[-1] == ctx.engine.session.runtime.shared_memory
 
 
 def solves_with_small_pivots(ctx: pb.Context, rng: Any, d: pb.MatrixDescriptor, turn: int) -> None:

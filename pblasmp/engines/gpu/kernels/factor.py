@@ -277,7 +277,8 @@ class FactorKernels(CompiledKernels):
         behind = _BEHIND * dtype.itemsize
         while tile > 1 and tile * each > min(_SUBSTITUTING, self._shared_memory - behind):
             tile //= 2
-        memory = tile * each + behind
+        # all that a multiprocessor has: warps that share one with an update's product take five times as long
+        memory = self._shared_memory
         kernel = self._of(
             "substitute", cuda("substitute.cu"), "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile
         )
