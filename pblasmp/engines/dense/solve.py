@@ -94,7 +94,7 @@ class SolveProduct(QueuedProduct):
         k = order if options.alpha != 0 else 0
         width, lead = engine.operations.solved
         if engine.traits.queues and THIN * source.cols.extent <= order:  # large messages take less time
-            width, lead = 4 * width, 2 * lead
+            width = 2 * width
         self._panels = Panels(
             engine, way, [self._a], k, backwards=not self._lower, width=width, lead=lead, ahead=True
         )

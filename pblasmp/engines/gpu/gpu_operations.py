@@ -51,7 +51,7 @@ class GpuOperations:
     band, coarser = 1024, 4
     panel = 8192
     lead = 1024  # while this much is multiplied, the rest arrives
-    solved = 1024, 512
+    solved = 2048, 1024
     batches = True
     stripes = 4
     update_order = ""
