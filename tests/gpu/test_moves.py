@@ -10,7 +10,6 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu import gpu_transport
-from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
 from tests.helpers.gpu.products import everywhere, integers, place, wrong
@@ -20,12 +19,15 @@ COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", thinned(1000)))
 BATCH = 50
 
 
-@pytest.fixture(params=["by copy engines", "by cublasMpGemr2D"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Moves take this way whatever is known of the version's faults."""
-    monkeypatch.setattr(faults, "moves_unseen", lambda *_: False)
-    if request.param == "by cublasMpGemr2D":
-        monkeypatch.setattr(move, "copies", lambda _: False)
+@pytest.fixture(params=["by copy engines", "by NCCL"])
+def way(ctx: pb.Context, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Copy engines move what they reach; NCCL everything, as where they reach nothing."""
+    if request.param == "by NCCL":
+        monkeypatch.setattr(ctx.engine.session.gpu, "why_no_windows", "NCCL is tried")
+        monkeypatch.setattr(ctx.engine.transport, "near", frozenset())
+        monkeypatch.setattr(ctx.engine.transport, "inbox", None)
+    elif ctx.engine.session.gpu.why_no_windows:
+        pytest.skip("GPUs do not reach each other")
     return str(request.param)
 
 
@@ -92,10 +94,6 @@ def test_products_whose_operands_are_moved(ctx, way):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
         assert (way if ctx.size > 1 else "by a local copy") in line
-        if way == "by cublasMpGemr2D" and ctx.size > 1:
-            with pytest.raises(pb.UnsupportedError, match="cublasMpGemr2D cannot be recorded"):
-                plan.graph()
-            return
         out, graph = plan(), plan.graph()
         for factor in (1, -2, 3):  # which the graph reads when it is replayed
             out.local[...] = np.nan

@@ -79,7 +79,7 @@ class Meeting(Witness):
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)
-        if short in ("Matmul", "Gemr2D") or short.lower() in ROUTINES:
+        if short == "Matmul" or short.lower() in ROUTINES:
             desc = self.made[arguments["descA"]]
             at = arguments.get("global_comm") or self.made[desc["grid"]]["comm"]
             comm = self.gpu.communicators[at]
@@ -89,7 +89,7 @@ class Meeting(Witness):
 
 @dataclass
 class Multiplying(Witness):
-    """Also computes Matmul, Gemr2D and level 3: from nothing but its arguments and every rank's memory.
+    """Also computes Matmul and level 3: from nothing but its arguments and every rank's memory.
 
     Attributes:
         version: whose contracts the level-3 routines are held to.
@@ -101,8 +101,6 @@ class Multiplying(Witness):
         super()._perform(short, arguments, types, data)
         if short == "Matmul":
             self._matmul(arguments)
-        elif short == "Gemr2D":
-            self._gemr2d(arguments)
         elif short.lower() in ROUTINES:
             self._level3(short, arguments)
 
@@ -122,13 +120,6 @@ class Multiplying(Witness):
 
     def _store(self, attributes: dict[MatmulAttribute, int], part: np.ndarray, out: np.ndarray) -> None:
         out[...] = part
-
-    def _gemr2d(self, told: dict[str, int]) -> None:
-        a, b = (self.made[told[f"desc{x}"]] for x in "AB")
-        if a["type"] != b["type"]:
-            self.faults.append(f"Gemr2D: types {a['type']} and {b['type']}")
-        extents = told["m"], told["n"]
-        self._put(told, "b", self._whole(told, "a", extents, told["global_comm"]), extents)
 
     def _level3(self, short: str, told: dict[str, int]) -> None:
         routine, result = short.lower(), "b" if short == "Trsm" else "c"

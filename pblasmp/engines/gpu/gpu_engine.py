@@ -25,10 +25,10 @@ from ..protocol import Engine, Method, Traits
 from ..tensor.algorithms import MESSAGES
 from . import cusolvermp, gpu_transport
 from .cublasmp import cublasmp_product as cublasmp
-from .cublasmp.move import prepare_move
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
 from .gpu_transport import GpuTransport
+from .move import prepare_move
 from .push import pushed_product as push
 from .runtime import arena
 from .runtime.device import Device, links_of

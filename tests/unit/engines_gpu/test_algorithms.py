@@ -17,7 +17,6 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm.votes import late_vote
-from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.tensor.base import CopyProduct
 from pblasmp.engines.product import Product
 from pblasmp.layout.level3_problem import ROUTINES
@@ -174,7 +173,6 @@ def taken(ctx: Any) -> str | None:
 @on_ranks(*RANKS, count=draws(24, long=60))
 def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> None:
     with played(path, comm) as (ctx, _), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faults, "moves_unseen", lambda *_: True)
         gpu = EagerGpu() if reach else None
         if gpu is not None:
             patch.setattr(ctx.engine.session, "gpu", gpu)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.cublasmp import move
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying
 
@@ -44,7 +43,6 @@ def test_a_routine_in_steps_holds_cublasmp_s_workspace(ctx, lib):
 
 
 def test_a_product_of_moved_operands_holds_cublasmp_s_workspace(ctx, lib, monkeypatch):
-    monkeypatch.setattr(move.Gemr2D, "why_no_graph", lambda _: "")  # stands for a move that can be recorded
     a, b = ctx.zeros(OTHER), ctx.zeros(pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1)))
     with pb.plan(pb.matmul, a, b, out=ctx.zeros(D), algo="default") as plan:
         graph = plan.graph()

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.cublasmp import faults
 from pblasmp.engines.gpu.peers.windows import (
     FLAGS,
     MESSAGES,
@@ -531,7 +530,6 @@ def test_windows_of_two_domains(comm: Any, path: str) -> None:
                 assert not found[refused].applies, refused
             assert found["nccl"].applies, "nccl"
             a = ctx.zeros(d)
-            patch.setattr(faults, "moves_unseen", lambda *_: True)  # so that it is moved by messages
             for _ in range(MESSAGES.count + 1):
                 a.redistribute(replace(d, block=(16, 16)))
             assert transport.inbox.takes(1), "boxes: none is given back"
@@ -601,9 +599,7 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
                     why = found[algo].why
                     assert words[name] in why, f"{name}: {algo}"
                     assert not found[algo].applies, f"{name}: {algo}"
-            assert not [each for each in ("BufferRegister", "Matmul", "Gemr2D") if lib.of(each)], (
-                f"{name}: cuBLASMp"
-            )
+            assert not [each for each in ("BufferRegister", "Matmul") if lib.of(each)], f"{name}: cuBLASMp"
             lib.assert_clean()
             lib.gpu.assert_clean()
 

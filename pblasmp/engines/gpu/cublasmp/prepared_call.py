@@ -41,7 +41,6 @@ class PreparedCall(Product, ABC):
     """
 
     holds_memory = True  # some ranks keep temporaries
-    _listens = True  # whether the first run reads in the log what the library does
     _ends: Callable[[], None] | None = None  # what follows the call itself, on ranks that make it
 
     def __init__(
@@ -238,7 +237,7 @@ class PreparedCall(Product, ABC):
                 with self._library.runtime.agreement(what):
                     self._make_call()
                     self._prepare_operands()
-                    if self._listens and self._inside:
+                    if self._inside:
                         log = listening.enter_context(Listening(self._lib))
                 with self._library.runtime.queueing(what), listening:
                     self._make_results()
