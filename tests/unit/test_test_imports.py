@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,43 @@ def test_tests_import_helpers_only():
             may.append("tests.mpi.torch.")
         wrong[label(path)] = [name for name in imports_of(path) if not name.startswith(tuple(may))]
     assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def names_of(path: Path) -> set[str]:
+    """What a module defines, or imports, at its top level."""
+    found = set[str]()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {each.asname or each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def taken_by(path: Path) -> Iterator[tuple[str, str]]:
+    """The modules of tests that a file imports from, or as they are, and a name of theirs that it uses."""
+    tree, modules = [*ast.walk(ast.parse(path.read_text()))], {}
+    for node in tree:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests."):
+            for each in node.names:
+                modules[each.asname or each.name] = f"{node.module}.{each.name}"
+                yield node.module, each.name
+    for node in tree:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
+
+
+def test_what_tests_on_gpus_take_of_others_is_there():
+    """Nothing else says so where there is no GPU."""
+    missing = []
+    for path in files("tests/gpu"):
+        for module, name in taken_by(path):
+            file = ROOT / f"{module.replace('.', '/')}.py"
+            if file.exists() and name not in names_of(file):
+                missing.append(f"{label(path)}: {module}.{name}")
+    assert missing == []
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "reference"])
