@@ -75,7 +75,10 @@ def refined(
             correction = _factored(a, size, positive, lower, op, algo)
     except FactorizationError as fault:  # every rank's
         return None, Refinement(0, math.nan, f"in single precision {str(fault).partition(': ')[2]}")
-    bound = math.sqrt(len(a)) * 2 * element_type(a.dtype).roundoff
+    terms = len(a) * (
+        2 if a.dtype.kind == "c" else 1
+    )  # products of complex numbers round sqrt(2) times as much
+    bound = math.sqrt(terms) * 2 * element_type(a.dtype).roundoff
     x, before = correction(right, right.norm("max")), math.inf
     for step in range(_MOST + 1):
         left = residual(x)

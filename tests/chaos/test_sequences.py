@@ -62,7 +62,7 @@ def test_sequences(engine, nranks):
     count = draws(2, long=20) if engine == "away" else draws(1, long=3)
     wrong, ended = run_mpi(some, nranks, engine=engine, count=count, length=40)[0]
     assert not wrong, wrong
-    assert ended == count + 1
+    assert ended > count  # Hypothesis tries some again, which it cannot tell from others
 
 
 ONCE_WRONG = {

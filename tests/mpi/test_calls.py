@@ -75,12 +75,10 @@ def shared_out(comm, cases):
 def each_its_own(comm, routine, apart):
     """Fail unless in some call no two operands had a grid, blocks, a source, a start or an order in common.
 
-    Few ranks have few grids, and scal has one operand under PBLAS's name.
+    Few ranks have few grids, and few calls need not show it: half of them are drawn so.
     """
     features = {"grid", "block", "source", "start", "order"}
-    assert comm.size < 4 or any(features <= each for each in apart) or (routine, apart) == ("scal", []), (
-        routine
-    )
+    assert comm.size < 4 or len(apart) < 8 or any(features <= each for each in apart), routine
 
 
 def table(comm, routines, seed, bands=BANDS):
