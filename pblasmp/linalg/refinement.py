@@ -75,9 +75,8 @@ def refined(
             correction = _factored(a, size, positive, lower, op, algo)
     except FactorizationError as fault:  # every rank's
         return None, Refinement(0, math.nan, f"in single precision {str(fault).partition(': ')[2]}")
-    terms = len(a) * (
-        2 if a.dtype.kind == "c" else 1
-    )  # products of complex numbers round sqrt(2) times as much
+    # products of complex numbers round sqrt(2) times as much
+    terms = 2 * len(a) if a.dtype.kind == "c" else len(a)
     bound = math.sqrt(terms) * 2 * element_type(a.dtype).roundoff
     x, before = correction(right, right.norm("max")), math.inf
     for step in range(_MOST + 1):
