@@ -212,9 +212,8 @@ class _ParallelLinear(ParallelModule):
                         f"x: shape is {tuple(x.shape)}, expected a sequence along dimension {dim}"
                     )
             x = x.transpose(0, dim)
-        splits = (
-            self._form == "split_matmul_allreduce"
-        )  # by the sizes of the layer: the others are at their product
+        # by the sizes of the layer: the others are at their product
+        splits = self._form == "split_matmul_allreduce"
         if splits and isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
             with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(

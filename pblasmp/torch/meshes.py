@@ -364,7 +364,7 @@ GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(("2.11.", "2.12."))
 class _Gradient(DTensor):
     """A DTensor which becomes a plain one when PyTorch detaches it, to keep it as a gradient.
 
-    A rule of its own does that: what DTensors do then takes longer than a small layer's products on the host.
+    A rule for this class does that: DTensor's own dispatch takes the host longer than a small layer's products.
     """
 
 

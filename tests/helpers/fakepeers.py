@@ -271,7 +271,7 @@ class Launch:
 
 
 class Made(dict[str, Any]):
-    """Things by name, each made when it is first asked for."""
+    """Objects by name, created on first use."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ class GpuTransport(Transport):
         return self.beside(lambda stream: self.nccl.exchange(stream, sends, receives), arrays)
 
     def beside(self, queue: Callable[[int], None], arrays: list[Array]) -> Transfer:
-        """Queue NCCL's work on arrays on a stream of its own, after what CuPy's current one has so far. Local."""
+        """Queue NCCL's work on a separate stream, after what is on CuPy's current stream so far. Local."""
         cupy = self._cupy
         self._runtime.follow_stream()
         event = cupy.cuda.Event(disable_timing=True)

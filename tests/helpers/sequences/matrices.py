@@ -184,7 +184,7 @@ class Matrices(State):
         part=sampled_from(["", "LN", "UN", "LU", "UU"]),
     )  # fmt: skip
     def redistribute(self, of, out, layout, kind, part):
-        """Another layout, perhaps another type; to a new matrix or into one that is there."""
+        """Move to another layout, perhaps another type, as a new matrix or into an existing one."""
         held = self.pick(of)
         dtype = as_dtype(converts(held.whole.dtype.name, kind)) if kind > 5 else held.whole.dtype
         if dtype != held.whole.dtype:
