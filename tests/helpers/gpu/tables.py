@@ -18,7 +18,8 @@ _REFUSED = {  # by environment variable: why what was asked for by name may be r
 def why_refused_here(error: BaseException) -> str:
     """Return why a call is refused where the tests run, between hosts or with ranks that share a GPU; "" if not. Local.
 
-    Only algorithms asked for by name and fused epilogues count, also where a test expected another refusal. The conftest of tests/gpu skips a test that raises such an error.
+    Only algorithms asked for by name and fused epilogues count, also where a test expected another refusal.
+    The conftest of tests/gpu skips a test that raises such an error.
     """
     words = [word for name, words in _REFUSED.items() if os.environ.get(name) for word in words]
     for each in (error, error.__context__):
