@@ -141,10 +141,14 @@ class Product:
         """Compute D from the local arrays, or queue that; return what was found besides. Collective."""
         raise NotImplementedError
 
-    def resized(self, problem: Any) -> Product | None:
+    def resized(self, problem: Any, *, once: bool) -> Product | None:
         """Return a product of the same kind for a problem that differs in sizes only, without the other ranks. Local.
 
         None if there is none, or if the other ranks must be asked.
+
+        Args:
+            problem: the problem.
+            once: as the attribute; the same on every rank.
         """
         return None
 

@@ -131,7 +131,7 @@ def _varied(
         if kin is None or varied is None:
             return None
         plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
-        found = kin.resized(call) if plan is None else (plan._product, plan._choice)
+        found = kin.resized(call, once=not before) if plan is None else (plan._product, plan._choice)
         if found is None:
             return None
         product, choice = found
@@ -181,14 +181,14 @@ class Kin:
         self._choice = choice
         self._products[choice.name] = product
 
-    def resized(self, call: UserCall[Any]) -> tuple[Product, Taken] | None:
-        """Return what computes a call of another size; None if it must be prepared."""
+    def resized(self, call: UserCall[Any], *, once: bool) -> tuple[Product, Taken] | None:
+        """Return what computes a call of another size, perhaps only ``once``; None if it must be prepared."""
         problem = call.task().problem
         assert isinstance(problem, ParallelProblem)
         choice = self._choice.resized(call.ctx.engine, problem)
         if choice is None or (product := self._products.get(choice.name)) is None:
             return None
-        other = product.resized(problem)
+        other = product.resized(problem, once=once)
         return None if other is None else (other, choice)
 
 

@@ -37,6 +37,8 @@ EVEN: Weights = (3, (1, 1, 1, 1)), (0, (1,))
 """The same on four H200, where the sums of GEMM + AllReduce are pushed."""
 HALVES: Weights = (12, (4, 3, 2, 1)), (1.5, (3, 3, 2)), (0, (1, 1))
 """The same for each half of a product that two ranks share, with sums in the GEMM's epilogue; on two H100."""
+FEW: Weights = (3, (2, 1)), (0, (1,))
+"""The same of products that come once: what more pieces hide takes less time than the host takes to queue them."""
 _TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
 
 
@@ -169,10 +171,10 @@ class TensorProduct(Product, Generic[OperandsT]):
         """Prepare for the sizes of ``p``, and reserve this rank's own memory. Local."""
         self._prepare()
 
-    def resized(self, problem: ParallelProblem) -> Self | None:
+    def resized(self, problem: ParallelProblem, *, once: bool = True) -> Self | None:
         """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=True)
+        other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=once)
         for name in ("graphs", "added"):
             other.__dict__.pop(name, None)
         other._size()

@@ -23,6 +23,7 @@ from tests.helpers.fakepeers import Collectives, Fault, Peers
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
+IN_PIECES = [(form, name) for form, name in OVERLAPPED if name in ("push", "ring")]
 PAIRS = {name for form, name in NAMES if PRODUCTS[form][name].ranks == 2}
 
 
@@ -34,7 +35,7 @@ class Case:
     ) -> None:
         self.peers, self.form = peers, form
         size, kind = peers.size, (DTYPES | FLOAT8)[dtype]
-        uneven = how.pop("uneven", False)
+        uneven, self.once = how.pop("uneven", False), how.pop("once", False)
         self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
         self.tight = how.pop("tight", False)
         out_dtype = (DTYPES | FLOAT8)[how.pop("out_dtype", dtype)]
@@ -93,7 +94,8 @@ class Case:
         return y[self.part[rank]].astype(p.out_dtype)
 
     def product(self, gpu: Any, name: str) -> Any:
-        return product(gpu, name, self.p, self.options)
+        made = product(gpu, name, self.p, self.options)
+        return made.resized(self.p, once=True) if self.once else made
 
     def why_not(self, name: str) -> str:
         return PRODUCTS[self.form][name].why_not(self.peers.gpus[0], self.p, self.options)
@@ -294,15 +296,36 @@ def test_any_order_that_the_signals_allow_is_right(form, name, seed):
     case(peers, form, extents=TALL, dtype="float16").run(name, name, seed=seed)
 
 
-@pytest.mark.parametrize(("form", "name"), OVERLAPPED)
-def test_no_signal_can_be_left_out(form, name):
+@pytest.mark.parametrize(("form", "name"), IN_PIECES)
+@pytest.mark.parametrize("seed", [1, None])
+def test_what_comes_once_is_multiplied_in_fewer_pieces(monkeypatch, form, name, seed):
+    counts = []
+    for once in (False, True):
+        peers, counted = Peers(2 if name in PAIRS else 4, multiprocessors=1), []
+        multiply = peers.gpus[0].multiply
+        monkeypatch.setattr(
+            peers.gpus[0], "multiply", lambda *a, m=multiply, n=counted, **k: (n.append(1), m(*a, **k))
+        )
+        how = {"gathered": form == "allgather_matmul", "once": once}
+        case(peers, form, extents=TALL, dtype="float16", **how).run(name, name, seed=seed)
+        counts.append(len(counted))
+    kept, first = counts
+    assert first < kept if form != "matmul_reduce_scatter" else first == kept
+
+
+@pytest.mark.parametrize(("form", "name", "once"), [
+    *((*each, False) for each in OVERLAPPED), *((*each, True) for each in IN_PIECES)
+])  # fmt: skip
+def test_no_signal_can_be_left_out(form, name, once):
     """Each barrier, flag and event of a product between two others, left out on one rank, must be missed."""
     other = {"matmul_reduce_scatter": "pull", "matmul_allreduce": "one_shot"}.get(form, name)
     pieces_of = {"matmul_allreduce": 400, "matmul_allgather": 400} if name in {"push", *PAIRS} else {}
     tokens = pieces_of.get(form, 13)
     size = 3 if tokens == 13 else 2  # several pieces have many signals
     assert [
-        name for name, missed in _signals(form, tokens, 1, size, (other, name, other)) if not missed
+        name
+        for name, missed in _signals(form, tokens, 1, size, (other, name, other), once=once)
+        if not missed
     ] == []
 
 
@@ -329,13 +352,17 @@ def _signals(
     size: int,
     names: Sequence[str],
     domains: Sequence[tuple[int, ...]] = (),
+    *,
+    once: bool = False,
 ) -> Iterator[tuple[str, bool]]:
     """Yield each signal of a rank's second product, and whether the result is found wrong without it."""
     extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
 
     def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
         peers = Peers(size, skip, multiprocessors=1, domains=domains)
-        return case(peers, form, extents=extents).run(*names, seed=3, of=rank), peers.gpus[rank].names
+        return case(peers, form, extents=extents, once=once).run(*names, seed=3, of=rank), peers.gpus[
+            rank
+        ].names
 
     def is_missed(number: int) -> bool:
         try:

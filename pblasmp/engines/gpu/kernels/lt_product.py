@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -193,19 +194,26 @@ def key_of(asked: LtFields, rows: int) -> tuple[Any, ...]:
     x, w, c, d, op_x, op_w, no_c, finish, compute, batch = asked
     more = rows - d.rows
     follows = None if finish is PLAIN else (finish.epilogue, finish.bias_dtype, *finish.pointers)
-    of_x, of_w, of_d, of_c = (0, 0, 0, 0) if batch is None else batch[1:]
     return (
         op_x, op_w, no_c, compute, batch, follows,
-        x.rows + more, x.cols, x.dtype, x.ld, alignment(x, of_x),
-        w.rows, w.cols, w.dtype, w.ld, alignment(w, of_w),
-        rows, d.cols, d.dtype, d.ld, alignment(d, of_d),
-        None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, alignment(c, of_c)),
+        x.rows + more, x.cols, x.dtype, x.ld, w.rows, w.cols, w.dtype, w.ld, rows, d.cols, d.dtype, d.ld,
+        *alignments((x, w, d), (0, 0, 0) if batch is None else batch[1:4]),
+        None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, alignment(c, 0 if batch is None else batch.c)),
     )  # fmt: skip
 
 
+def alignments(views: Iterable[View], steps: Iterable[int]) -> list[int]:
+    """Return the largest powers of two, up to 256, that the address of every row of each view is a multiple of."""
+    found = []
+    for view, step in zip(views, steps, strict=True):
+        size = view.dtype.itemsize
+        together = _ALIGNED | view.address | step * size
+        if view.rows > 1:
+            together |= view.ld * size
+        found.append(together & -together)
+    return found
+
+
 def alignment(view: View, step: int = 0) -> int:
-    """Return the largest power of two, up to 256, that every row's address is a multiple of."""
-    together = _ALIGNED | view.address | step * view.dtype.itemsize
-    if view.rows > 1:
-        together |= view.ld * view.dtype.itemsize
-    return together & -together
+    """Return what ``alignments`` does of one view."""
+    return alignments((view,), (step,))[0]

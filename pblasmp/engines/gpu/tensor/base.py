@@ -292,11 +292,15 @@ class CopyProduct(TensorProduct[Views]):
 
     def everyones(self, name: str) -> list[View]:
         """Return each rank's matrix of the symmetric memory of that name. Local."""
-        wanted, places = self.shared[name], self.gpu.symmetric_of_all(name)
-        return [
-            View(places[rank], rows, cols, cols, wanted.dtype)
-            for rank, (rows, cols) in enumerate(wanted.shapes)
-        ]
+        return [*self.reached(name).values()]
+
+    def reached(self, name: str) -> dict[int, View]:
+        """Return by rank the matrices of the symmetric memory of that name that this rank reaches. Local."""
+        shapes, dtype = self.shared[name].shapes, self.shared[name].dtype
+        return {
+            rank: View(at, *shapes[rank], shapes[rank][1], dtype)
+            for rank, at in self.gpu.symmetric_of_all(name).items()
+        }
 
     def at(self, name: str, rank: int) -> View:
         """Return a rank's matrix of the symmetric memory of that name. Local."""

@@ -18,7 +18,7 @@ from ...product import Product
 from ...protocol import Engine
 from ...request import AnyProblem, Operands, Options
 from ...tensor.algorithms import MESSAGES, PulledOutput, PulledSum
-from ...tensor.tensor_product import HALVES, Memory, TensorMethod, offsets, pieces, waves
+from ...tensor.tensor_product import FEW, HALVES, Memory, TensorMethod, offsets, pieces, waves
 from ..kernels.lt_product import fuses
 from ..kernels.views import View
 from ..peers.windows import PIECES
@@ -155,7 +155,8 @@ class RingAllReduce(CopyProduct):
         self.shared["parts"] = self.shared["sums"] = Memory(self.p.out_dtype, halves)
 
     def _pieces(self, rows: int) -> list[slice]:
-        sizes = pieces(rows, self.p.outputs[0], self.gpu.multiprocessors, HALVES)
+        weights = FEW if self.once else HALVES
+        sizes = pieces(rows, self.p.outputs[0], self.gpu.multiprocessors, weights)
         return [slice(start, stop) for start, stop in pairwise(offsets(sizes))]
 
     def _multiply(self, operands: Views) -> None:

@@ -119,14 +119,14 @@ class _OneKernelProduct(CopyProduct):
         if left:
             self.path += f"; {left} multiprocessors are left to others"
 
-    def resized(self, problem: ParallelProblem) -> Self | None:
+    def resized(self, problem: ParallelProblem, *, once: bool = True) -> Self | None:
         """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
         if self.options.comm_sms is None:
             others = self._session.runtime.others_of_late
             refused = others and self.options.algo == "auto" and not pays_beside_others(problem)
             if others is None or others != bool(self._left) or refused:
                 return None
-        return super().resized(problem)
+        return super().resized(problem, once=once)
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:

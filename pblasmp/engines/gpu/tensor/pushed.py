@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
-from ...tensor.tensor_product import EVEN, SMALL_LAST, Memory, offsets, pieces, shares
+from ...tensor.tensor_product import EVEN, FEW, SMALL_LAST, Memory, offsets, pieces, shares
 from ..kernels.views import View
 from ..peers.windows import PIECES
 from .base import CopyProduct, Views
@@ -81,36 +81,43 @@ def _length(rows: slice) -> int:
     return int(rows.stop - rows.start)
 
 
+_Slices = dict[tuple[int, int], slice]
+
+
 class _ByRail(PushedTensorProduct):
-    """Ranks' rows are cut into pieces. Those of a rail are one behind another in memory: NCCL takes them together."""
+    """Ranks' rows are cut into pieces. Those of a rail are one behind another in memory: NCCL takes them together.
+
+    Attributes:
+        rows: of each rank, in X or D.
+        piece: by rank and number, the rows of a piece there.
+        place: likewise, where a piece is in memory.
+        together: likewise, where the pieces of the rank's rail are.
+    """
+
+    rows: Sequence[slice]
+    piece: _Slices
+    place: _Slices
+    together: _Slices
 
     def _lay_out(self, rows: Sequence[slice]) -> None:
         """Set where pieces of ranks' rows are in memory."""
-        self.rows, self._at, at = rows, dict[tuple[int, int], slice](), 0
+        self.rows, self.piece, self.place, self.together, at = rows, {}, {}, {}, 0
         for rail, i in product(self._rails, range(self.count or 1)):
+            first = at
             for rank in rail:
-                length = _length(self.piece(rank, i))
-                self._at[rank, i] = slice(at, at + length)
-                at += length
-
-    def piece(self, rank: int, i: int) -> slice:
-        """Return the rows of a piece in X or D. Local."""
-        return _chunk(self.rows[rank], i, self.count) if self.count else self.rows[rank]
-
-    def place(self, rank: int, i: int) -> slice:
-        """Return where a piece is in memory. Local."""
-        return self._at[rank, i]
-
-    def together(self, rank: int, i: int) -> slice:
-        """Return where the pieces of a rank's rail are in memory. Local."""
-        rail = self.rail_of(rank)
-        return slice(self._at[rail[0], i].start, self._at[rail[-1], i].stop)
+                self.piece[rank, i] = rows[rank] if not self.count else _chunk(rows[rank], i, self.count)
+                part, start = self.piece[rank, i], at
+                at += part.stop - part.start
+                self.place[rank, i] = slice(start, at)
+            for rank in rail:
+                self.together[rank, i] = slice(first, at)
 
 
 class PushedGather(_ByRail):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
-    If the caller wants all of X, kernels copy it there when no product runs.
+    If the caller wants all of X, kernels copy it there when no product runs. What comes once and is small is one
+    product of all tokens: the GPU would be done with several sooner than the host has queued them.
     """
 
     form = "allgather_matmul"
@@ -119,33 +126,40 @@ class PushedGather(_ByRail):
     def _prepare(self) -> None:
         super()._prepare()
         self._lay_out(self.p.slices("tokens"))
+        self._at_once = self.once and not self.far and self.p.flops < WORTH * self.size
         everything = sum(self.p.tokens), self.p.inputs[0]
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
         if self.far:
             self.own["shard"] = Memory(self.p.dtype, [(self.p.tokens[self.rank], self.p.inputs[0])])
 
     def _multiply(self, operands: Views) -> None:
-        gpu, x, gathered = self.gpu, operands.a, self.at("gathered", self.rank)
+        gpu, x, memories = self.gpu, operands.a, self.reached("gathered")
+        gathered, come = memories[self.rank], PIECES.at(0)
         # first the peer that needs this shard first; between domains all its pieces
         for peer, i in product(reversed(self.near), range(self.count or 1)):
-            part = _chunk(slice(0, x.rows), i, self.count or 1)
-            gpu.push("copy", self.at("gathered", peer)[self.place(self.rank, i)], x[part])
+            part = x[_chunk(slice(0, x.rows), i, self.count)] if self.count else x
+            gpu.push("copy", memories[peer][self.place[self.rank, i]], part)
         for peer in reversed(self.near) if x.rows else ():
-            gpu.raise_flag("copy", peer, PIECES.at(0))
+            gpu.raise_flag("copy", peer, come)
         if self.far:
             self._gather(x, gathered)
-        self._shard(operands, self.rows[self.rank], x)
-        for peer in self.near:
-            if self.p.tokens[peer]:
-                gpu.await_flags("main", [(peer, PIECES.at(0))])
+        sources = [peer for peer in self.near if self.p.tokens[peer]]
+        if self._at_once:
+            gpu.push("main", gathered[self.place[self.rank, 0]], x)
+            gpu.await_flags("main", [(peer, come) for peer in sources])
+            self.whole(operands, gathered, operands.c, operands.d)
+        else:
+            self._shard(operands, self.rows[self.rank], x)
+            for peer in sources:
+                gpu.await_flags("main", [(peer, come)])
                 for i in range(self.count or 1):
-                    self._shard(operands, self.piece(peer, i), gathered[self.place(peer, i)])
+                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
         for i, agent in product(range(self.count), (self.rank, *self.near)):
             self._arrived(operands, gathered, agent, i)
         if operands.gathered:
             for rank, i in product(range(self.size), range(self.count or 1)):
                 if rank != self.rank:
-                    self.copy(operands.gathered[self.piece(rank, i)], gathered[self.place(rank, i)])
+                    self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
 
     def _gather(self, x: View, gathered: View) -> None:
@@ -158,8 +172,8 @@ class PushedGather(_ByRail):
         gpu.follow("net", "main")
         for i in range(self.count):
             part = x[_chunk(slice(0, x.rows), i, self.count)]
-            sizes = [_length(self.piece(rank, i)) * x.cols * item for rank in self.rail]
-            gpu.all_gather(part, gathered[self.together(self.rank, i)].address, sizes, across=True)
+            sizes = [_length(self.piece[rank, i]) * x.cols * item for rank in self.rail]
+            gpu.all_gather(part, gathered[self.together[self.rank, i]].address, sizes, across=True)
             gpu.mark(f"piece {i}", "net")
             others = self._others(self.rank, i)
             if self.near and others:
@@ -167,13 +181,13 @@ class PushedGather(_ByRail):
             for peer in reversed(self.near) if others else ():
                 for rank in others:
                     gpu.push(
-                        "copy", self.at("gathered", peer)[self.place(rank, i)], gathered[self.place(rank, i)]
+                        "copy", self.at("gathered", peer)[self.place[rank, i]], gathered[self.place[rank, i]]
                     )
                 gpu.raise_flag("copy", peer, PIECES.at(_PASSED_ON + i))
 
     def _others(self, agent: int, i: int) -> list[int]:
         """Return the ranks of other domains that have a piece which comes through a rank."""
-        return [rank for rank in self.rail_of(agent) if rank != agent and _length(self.piece(rank, i))]
+        return [rank for rank in self.rail_of(agent) if rank != agent and _length(self.piece[rank, i])]
 
     def _arrived(self, operands: Views, gathered: View, agent: int, i: int) -> None:
         """Queue the products of what comes from other domains through a rank."""
@@ -183,7 +197,7 @@ class PushedGather(_ByRail):
         elif others:
             self.gpu.await_flags("main", [(agent, PIECES.at(_PASSED_ON + i))])
         for rank in others:
-            self._shard(operands, self.piece(rank, i), gathered[self.place(rank, i)])
+            self._shard(operands, self.piece[rank, i], gathered[self.place[rank, i]])
 
     def _shard(self, operands: Views, rows: slice, x: View) -> None:
         """Queue the product of a rank's tokens."""
@@ -203,7 +217,7 @@ class PushedReduceScatter(_ByRail):
         super()._prepare()
         p = self.p
         self._lay_out(p.slices("rows"))
-        self._span = max(sum(p.rows[rank] for rank in rail) for rail in self._rails)
+        self._span = max([sum([p.rows[rank] for rank in rail]) for rail in self._rails])
         self.shared["parts"] = Memory(
             self.travels, [(len(self._members) * self._span, p.outputs[0])] * self.size
         )
@@ -211,31 +225,37 @@ class PushedReduceScatter(_ByRail):
         if self.far:
             self.own["sums"] = Memory(self.travels, [(p.rows[self.rank], p.outputs[0])])
 
-    def slot(self, owner: int, source: int, i: int) -> View:
-        """Return where ``owner`` receives the parts of ``source`` for its rail."""
-        block, first = self.together(owner, i), self.together(owner, 0).start
+    def slot(self, memory: View, owner: int, source: int, i: int) -> View:
+        """Return where ``owner`` receives, in its memory, the parts of ``source`` for its rail."""
+        block, first = self.together[owner, i], self.together[owner, 0].start
         start = self._places[source] * self._span + block.start - first
-        return self.at("parts", owner)[start : start + _length(block)]
+        return memory.lines(start, start + block.stop - block.start)
 
     def _multiply(self, operands: Views) -> None:
-        gpu, partial = self.gpu, self.memory("partial")
+        gpu, partial, memories = self.gpu, self.memory("partial"), self.reached("parts")
         for i, owner in product(range(self.count or 1), (*self.near, self.rank)):
             for rank in self.rail_of(owner):
-                if _length(self.piece(rank, i)):
-                    self.part(operands, operands.a[self.piece(rank, i)], partial[self.place(rank, i)])
-            block = self.together(owner, i)
-            if owner != self.rank and _length(block):
+                rows = self.piece[rank, i]
+                if rows.stop > rows.start:
+                    self.part(operands, operands.a[rows], partial[self.place[rank, i]])
+            block = self.together[owner, i]
+            if block.stop == block.start:
+                continue
+            parts = partial[block]
+            if owner == self.rank:
+                self._add(operands, memories[owner], parts, i)
+            else:
                 gpu.follow("copy", "main")
-                gpu.push("copy", self.slot(owner, self.rank, i), partial[block])
+                gpu.push("copy", self.slot(memories[owner], owner, self.rank, i), parts)
                 gpu.raise_flag("copy", owner, PIECES.at(i))
-            elif _length(block):
-                self._add(operands, partial, i)
 
-    def _add(self, operands: Views, partial: View, i: int) -> None:
+    def _add(self, operands: Views, memory: View, block: View, i: int) -> None:
         """Queue the sum of the parts of a piece, here and, between domains, by NCCL."""
-        gpu, block = self.gpu, partial[self.together(self.rank, i)]
-        flags = [(source, PIECES.at(i)) for source in self.near]
-        parts = [block if rank == self.rank else self.slot(self.rank, rank, i) for rank in self._members]
+        gpu, came = self.gpu, PIECES.at(i)
+        flags = [(source, came) for source in self.near]
+        parts = [
+            block if rank == self.rank else self.slot(memory, self.rank, rank, i) for rank in self._members
+        ]
         if not self.far:
             gpu.await_flags("main", flags)
             self.add(operands, parts, [operands.d], operands.c)
@@ -250,7 +270,7 @@ class PushedReduceScatter(_ByRail):
         out = operands.d[rows]
         straight = self.plain(operands) and out.contiguous and out.dtype == block.dtype
         total = out if straight else self.memory("sums")[rows]
-        gpu.reduce_scatter(block, total, [_length(self.piece(rank, i)) for rank in self.rail], across=True)
+        gpu.reduce_scatter(block, total, [_length(self.piece[rank, i]) for rank in self.rail], across=True)
         if not straight:
             gpu.follow("sum", "net")
             c = operands.c[rows] if operands.c else None
@@ -278,7 +298,8 @@ class PushedAllReduce(PushedTensorProduct):
             *(["pull"] if self.pulls else []),
             *(["net"] if self.far else []),
         )
-        sizes = pieces(rows, cols, self.gpu.multiprocessors, SMALL_LAST if self.pulls else EVEN)
+        weights = FEW if self.once else SMALL_LAST if self.pulls else EVEN
+        sizes = pieces(rows, cols, self.gpu.multiprocessors, weights)
         if self.far:
             sizes = tuple(size for size in shares(rows, self.count) if size)
         self.starts = offsets(sizes)
@@ -377,22 +398,23 @@ class PushedGatheredOutput(PushedTensorProduct):
     def _prepare(self) -> None:
         super()._prepare()
         p, tokens = self.p, self.p.tokens[0]
-        sizes = pieces(tokens, max(p.outputs), self.gpu.multiprocessors)
+        weights = FEW if self.once else SMALL_LAST
+        sizes = pieces(tokens, max(p.outputs), self.gpu.multiprocessors, weights)
         if self.far:
             sizes = tuple(size for size in shares(tokens, self.count) if size)
-        self.pieces = offsets(sizes)
-        widths = [sum(p.outputs[other] for other in self.rail_of(rank)) for rank in range(self.size)]
+        self.pieces, self._columns = offsets(sizes), p.slices("outputs")
+        widths = [sum([p.outputs[other] for other in self.rail_of(rank)]) for rank in range(self.size)]
         self.shared["parts"] = Memory(p.out_dtype, [(tokens, width) for width in widths])
 
     def block(self, agent: int, rank: int, rows: slice) -> View:
         """Return where a rank has, in some piece, the outputs of one of its rail: one behind another."""
         memory, rail, outputs = self.at("parts", agent), self.rail_of(agent), self.p.outputs
-        before = sum(outputs[other] for other in rail[: rail.index(rank)])
-        at = memory.shifted(rows.start * memory.cols + _length(rows) * before).address
-        return View(at, _length(rows), outputs[rank], outputs[rank], memory.dtype)
+        before, count = sum([outputs[other] for other in rail[: rail.index(rank)]]), rows.stop - rows.start
+        at = memory.address + (rows.start * memory.cols + count * before) * memory.dtype.itemsize
+        return View(at, count, outputs[rank], outputs[rank], memory.dtype)
 
     def _multiply(self, operands: Views) -> None:
-        gpu, mine = self.gpu, self.p.slices("outputs")[self.rank]
+        gpu, mine = self.gpu, self._columns[self.rank]
         for piece, (start, stop) in enumerate(pairwise(self.pieces)):
             rows = slice(start, stop)
             own = self.block(self.rank, self.rank, rows)
@@ -407,7 +429,8 @@ class PushedGatheredOutput(PushedTensorProduct):
                 self._gather(operands, own, rows, piece)
             for peer in self.near:
                 self._pull(operands, peer, [peer], rows, PIECES.at(piece))
-                self._pull(operands, peer, self._others(peer), rows, PIECES.at(_PASSED_ON + piece))
+                if self.far:
+                    self._pull(operands, peer, self._others(peer), rows, PIECES.at(_PASSED_ON + piece))
         for rows in (
             slice(*ends) for ends in (pairwise(self.pieces) if self.far else [(0, operands.d.rows)])
         ):
@@ -419,7 +442,7 @@ class PushedGatheredOutput(PushedTensorProduct):
 
     def _pull(self, operands: Views, agent: int, ranks: Sequence[int], rows: slice, flag: int) -> None:
         """Copy outputs of ranks from an agent's memory to D."""
-        columns, found = self.p.slices("outputs"), [rank for rank in ranks if self.p.outputs[rank]]
+        columns, found = self._columns, [rank for rank in ranks if self.p.outputs[rank]]
         if found:
             self.gpu.await_flag("pull", agent, flag)
         for rank in found:
@@ -427,7 +450,7 @@ class PushedGatheredOutput(PushedTensorProduct):
 
     def _gather(self, operands: Views, own: View, rows: slice, piece: int) -> None:
         """Queue the collective of this rail for a piece, let the peers have what comes, and copy it to D."""
-        gpu, columns, others = self.gpu, self.p.slices("outputs"), self._others(self.rank)
+        gpu, columns, others = self.gpu, self._columns, self._others(self.rank)
         if not (own.cols or others):
             return
         gpu.follow("net", "main")
