@@ -134,7 +134,12 @@ class Agreement:
         if outcome is not None:
             if error is not None:  # one traceback, which shows where this rank found its fault
                 outcome.__traceback__ = error.__traceback__
-            raise outcome from None
+            try:
+                raise outcome from None
+            finally:
+                # this frame is in the traceback: it would keep the error, and all callers with their arrays, until
+                # Python looks for cycles
+                del outcome, error, trace
 
 
 class Running:

@@ -167,7 +167,10 @@ def _looked_closer(comm: Communicator, call: str, number: int, posted: Any) -> l
         return []
     if isinstance(error, RankMismatchError) and differs_in(error, NUMBER):
         return None
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # this frame is in its traceback
 
 
 class RepeatedCalls:

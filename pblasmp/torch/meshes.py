@@ -365,6 +365,10 @@ class _Gradient(DTensor):
     """A DTensor which becomes a plain one when PyTorch detaches it, to keep it as a gradient.
 
     A rule for this class does that: DTensor's own dispatch takes the host longer than a small layer's products.
+
+    Where something else holds the gradient, PyTorch copies it instead, perhaps on one rank alone. Before 2.13 DTensor
+    makes room for all of a gradient whose parts are uneven, and the copy then waits for the other ranks: another rule
+    makes room for this rank's part.
     """
 
 
@@ -374,14 +378,27 @@ def _detached(_kind: Any, _func: Any, _types: Any, args: Any, _how: Any = None) 
     return _new(DTensor, gradient._local_tensor, gradient._spec)
 
 
+@torch.library.register_torch_dispatch(torch.ops.aten.new_empty_strided.default, _Gradient)
+def _room(_kind: Any, func: Any, _types: Any, args: Any, how: Any = None) -> Any:
+    gradient, *layout = args
+    part, split, how = gradient._local_tensor, gradient._spec, how or {}
+    alike = how.get("dtype", part.dtype) == part.dtype
+    if alike and [*map(tuple, layout)] == [tuple(gradient.shape), gradient.stride()]:
+        return _new(DTensor, torch.empty_like(part), split)
+    return func(_new(DTensor, part, split), *layout, **how)
+
+
 class _Local(torch.autograd.Function):
     """``DTensor.to_local`` whose gradient has the strides of the DTensor, also if parts are uneven."""
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
-        ctx.mesh, ctx.placements, ctx.shape = tensor.device_mesh, tensor.placements, tensor.shape
+        ctx.split = tensor._spec
         return tensor.to_local().detach()  # not the DTensor's own tensor, which would get a history
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return on_mesh(gradients[0], ctx.mesh, ctx.placements[0], ctx.shape)
+        part, split = gradients[0], ctx.split
+        if not torch.is_grad_enabled():
+            return gradient_of(part, split)
+        return on_mesh(part, split.mesh, split.placements[0], split.shape)

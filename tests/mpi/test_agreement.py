@@ -7,6 +7,7 @@ import gc
 import itertools
 import operator
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -402,6 +403,37 @@ def with_a_closed_context(comm):
         refuses(third, pb.ArgumentError, words, pb.linalg.cholesky, None)
     second.close()
     del kept
+
+
+def holding_an_array(call):
+    """Call it with an array among a caller's variables; return a reference to that."""
+    array = np.ones(3)
+    with contextlib.suppress(pb.PblasmpError):
+        call()
+    return weakref.ref(array)
+
+
+@on_ranks(2)
+def test_errors_keep_no_variables_of_callers(comm):
+    """Variables go with an error that a caller has caught, or the library: no search for cycles is waited for."""
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.eye((6, 6), block=2)
+        x, w = np.ones((4, 2)), np.ones((3, 2))
+        pb.matmul_allreduce(x, w, ctx)
+        if comm.rank:  # where that call is new, others repeat one: the ranks settle it between themselves
+            x, w = np.ones((4, 3)), np.ones((3, 3))
+        calls = {
+            "settled": functools.partial(pb.matmul_allreduce, x, w, ctx),
+            "unlike": functools.partial(pb.blas.trsm, a, a, uplo="LU"[comm.rank]),
+            "one rank's": functools.partial(pb.matmul, a, None if comm.rank else a),
+            "everyone's": functools.partial(pb.matmul, a, None),
+        }
+        gc.disable()
+        try:
+            held = [name for name, call in calls.items() if holding_an_array(call)() is not None]
+        finally:
+            gc.enable()
+        assert not held
 
 
 def a_matrix_of_another_context(comm):

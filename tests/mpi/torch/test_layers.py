@@ -498,6 +498,41 @@ def kept_gradients(ctx: pb.Context) -> None:
         assert parameter.grad.placements == parameter.placements
 
 
+def held_gradients(ctx: pb.Context) -> None:
+    """PyTorch copies what something else holds, perhaps on one rank alone: room for that is not dispatched to DTensor.
+
+    Before 2.13 the room for parts of unlike sizes would have all of the gradient, and the ranks would wait.
+    """
+    up, down, split_up, split_down = column_and_row(ctx, False, n=13)
+    if ctx.size == 1:
+        return  # no DTensor
+    held: dict[str, Tensor] = {}
+    whole = integers(ctx, 7, 5, 12)
+    parameters = [*split_up.named_parameters("up"), *split_down.named_parameters("down")]
+    for name, parameter in parameters if ctx.rank == 0 else ():
+        parameter.register_hook(lambda gradient, name=name: held.update({name: gradient}))
+    split_down(split_up(whole)).sum().backward()
+    down(up(whole)).sum().backward()
+    compare_gradients("up", split_up, up)
+    compare_gradients("down", split_down, down)
+    if ctx.rank:
+        return
+    ran = set[str]()
+    for name, parameter in parameters:
+        gradient, before = held[name], sys.getprofile()
+        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
+        try:
+            room = gradient.new_empty_strided(parameter.shape, parameter.stride())
+        finally:
+            sys.setprofile(before)
+        assert type(room) is DTensor, name
+        assert (room.placements, local(room).shape) == (parameter.placements, local(parameter).shape), name
+        wide = gradient.new_empty_strided(parameter.shape, parameter.stride(), dtype=torch.complex128)
+        assert wide.dtype == torch.complex128, name
+    assert meshes.__file__ in ran
+    assert not [name for name in ran if "/torch/distributed/tensor/" in name]
+
+
 class Doubled(nn.Module):
     """Twice what it is given."""
 
@@ -520,7 +555,7 @@ def computed_weight(ctx: pb.Context) -> None:
 
 LAYERS = (
     partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, weights_beside,
-    known, refused, uneven_gradients, kept_gradients, computed_weight
+    known, refused, uneven_gradients, kept_gradients, held_gradients, computed_weight
 )  # fmt: skip
 
 # -- training
