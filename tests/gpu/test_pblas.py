@@ -12,7 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routine_functions import DTYPE
-from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
+from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.products import everywhere
 from tests.helpers.pblas_cases import differing, held
@@ -36,18 +36,12 @@ def both(ctx: pb.Context, host: pb.Context):
 def test_routines(ctx, host):
     """On NumPy's and on CuPy's arrays."""
     rng = np.random.default_rng(21)
-    every, faults = [(pb.Grid(*shape), gpu) for shape, gpu, _ in both(ctx, host)], []
+    every = [(pb.Grid(*shape), gpu) for shape, gpu, _ in both(ctx, host)]
     for routine, dtype in itertools.product(FUNCTIONS, DTYPES * CASES):
         options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
-        try:
-            fault = called(ctx, rng, routine, options, dtype, "pblas", None, grid) or ""
-        except pb.PblasmpError as error:  # raised on every rank
-            fault = f"{type(error).__name__}: {error}"
-        if fault := everywhere(ctx, fault):
-            faults.append(f"{routine} {options} {dtype}: {fault}")
+        check_call(ctx, rng, routine, options, dtype, "pblas", None, grid)
     for _, number in every:
         pblas.gridexit(number)
-    assert not faults, "\n".join(faults)
 
 
 def test_moves_between_engines(ctx, host):

@@ -29,7 +29,7 @@ from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
 from tests.helpers import level3
-from tests.helpers.cases import OPS, first, layout, numbers, part, pick, scattered
+from tests.helpers.cases import OPS, layout, numbers, part, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.pairs import pairs
 
@@ -80,21 +80,26 @@ def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any,
         yield dict(zip(letters, row, strict=False)), *row[len(letters) :]
 
 
-@contextmanager
-def thresholds(rng: Any) -> Iterator[str]:
-    """Within, small matrices on CPU ranks take the ways of large ones."""
+def draw_thresholds(rng: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """Sizes from which direct calls, and others, on CPU ranks take the ways of large matrices: perhaps small ones."""
     limits = pick(rng, ({}, {"tiny": 0}, {"tiny": 0, "portion": 40}, {"tiny": 0, "stay": 0}))
     panel, lead = pick(rng, (4, 7, 1 << 10)), pick(rng, (0, 2))
     how = {"panel": panel, "lead": lead, "solved": (panel, lead), "stripes": pick(rng, (1, 2))}
     if rng.integers(2):
         how |= {"tile": 16, "band": pick(rng, (0, 40))}
+    return limits, how
+
+
+@contextmanager
+def thresholds(limits: dict[str, int], how: dict[str, Any]) -> Iterator[None]:
+    """Within, these hold."""
     with (
         changed_limits(**limits),
         mock.patch.multiple(HostOperations, **how),
         mock.patch.multiple(add, _LEAST=0, _MOST=100),
         mock.patch.object(host_operations, "_CHUNK", 40),
     ):
-        yield f"{limits} {how}"
+        yield
 
 
 # -- operands
@@ -127,9 +132,10 @@ class Operand:
         other = scattered(self.parent.context, self.parent.descriptor, self.whole)[self.window]
         return other.T if self.transposed else other
 
-    def changed(self, near: float = 0.0) -> str | None:
-        """What is wrong unless every value, also around the window, is as ``whole`` says; NaN is NaN."""
-        return _unlike(self.parent, self.whole, near=near)
+    def check(self, case: str, near: float = 0.0) -> None:
+        """Fail unless every value here, also around the window, is as ``whole`` says; NaN is NaN. Local."""
+        wrong = _unlike(self.parent, self.whole, near=near)
+        assert not wrong, f"{case}: {wrong}"
 
     def around(self) -> str | None:
         """What is wrong unless all that belongs to no operand is as it was."""
@@ -466,11 +472,11 @@ def prepared(
     return Call(function, operands, how, given, out, held, [plain for _, plain, _ in every], results)
 
 
-def called(
+def check_call(
     ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, way: str = "auto",
     sizes: tuple[int, ...] | None = None, grid: Any = None, referee: Any = None, apart: Any = None,
-) -> str | None:  # fmt: skip
-    """Call a routine; return what is wrong with the result, or with what is around it and the operands. Collective.
+) -> None:  # fmt: skip
+    """Call a routine; fail if the result, what is around it, or an operand is not as NumPy has it. Collective.
 
     Args:
         options: those of ``legal_options``.
@@ -488,24 +494,24 @@ def called(
     call = prepared(ctx, rng, routine, options, dtype, sizes, asks, turns=turns, **of_grid)
     if apart is not None and len(call.given) > 1:
         apart.append(call.apart() | ({"grid", "order"} if name else set()))
-    text = f"{asks}, {sizes}, {call}"
+    text = f"{routine} {options} {dtype} {way}, {asks}, {sizes}, {call}"
     out, how = call.out, call.how
     if name:
         hosted = ctx.engine.name != "host" and bool(rng.integers(2))
-        wrong = _by_pblas_name(name, routine, call, sizes, grid[1], referee, hosted)
-        return wrong and f"{name} {text}: {wrong}"
+        _check_pblas(f"{name} {text}", name, routine, call, sizes, grid[1], referee, hosted)
+        return
     how |= {"algo": way} if way not in ("auto", "often", "plan", "pblas") else {}
     near = 1e-3 * (routine in ("trsm", "trsv") and ctx.engine.name != "host")  # GPUs solve by inverses
 
-    def wrong_in(turn: int, result: pb.DistributedMatrix) -> str | None:
+    def check(turn: int, result: pb.DistributedMatrix, what: str = "") -> None:
+        case = f"{what}turn {turn}, {result}, {text}"
+        wrong = _unlike(result, call.results[turn], near=near)
+        assert not wrong, f"{case}: {wrong}"
         if out is not None:
+            assert result is out.matrix, f"{case}: the result is not out"
             out.expect(call.results[turn])
-        wrong = first(
-            _unlike(result, call.results[turn], near=near),
-            None if out is None or result is out.matrix else "the result is not out",
-            *(x.changed(near) for x in call.given.values()),
-        )
-        return wrong and f"turn {turn}, {result}, {text}: {wrong}"
+        for x, each in call.given.items():
+            each.check(f"{case}: {x}", near)
 
     plan = pb.plan(call.function, *call.operands, **how) if way == "plan" else None
     with plan or nullcontext():
@@ -514,15 +520,15 @@ def called(
             for x, each in call.given.items() if turn else ():
                 each.put(values[x])
             results.append(plan() if plan else call.function(*call.operands, **how))
-            if wrong := wrong_in(turn, results[-1]):
-                return wrong
+            check(turn, results[-1])
         same = all(x is results[0] for x in results)
-        if turns > 1 and same != (plan is not None or out is not None) and routine not in VECTOR_ROUTINES:
-            return f"a plan has other results, or plain calls the same one: {text}"
-        return plan and _on_others(plan, call, lambda found: wrong_in(turns - 1, found))
+        if turns > 1 and routine not in VECTOR_ROUTINES:
+            assert same == (plan is not None or out is not None), f"the results are one, or not: {text}"
+        if plan:
+            _check_on_others(plan, call, lambda *found: check(turns - 1, *found))
 
 
-def _on_others(plan: Any, call: Call, wrong_in: Any) -> str | None:
+def _check_on_others(plan: Any, call: Call, check: Any) -> None:
     """Run a plan on another matrix for each, whose planned one comes to nothing meanwhile; then on the planned ones."""
     values = call.turns[-1]
     for x in (*(x for x, each in call.given.items() if each is not call.out), None):
@@ -531,15 +537,10 @@ def _on_others(plan: Any, call: Call, wrong_in: Any) -> str | None:
         other = {x: call.given[x].again()} if x else {}
         if x:
             call.given[x].put(np.full_like(values[x], np.nan))
-        if wrong := wrong_in(plan(**other)):
-            return f"another {x}: {wrong}"
+        check(plan(**other), f"another {x}, ")
     allowed = "c is moved to" if call.how.get("beta") else "nothing"
-    wrong = (
-        [line for line in plan.report().moved if not line.startswith(allowed)]
-        if "x" not in call.given
-        else []
-    )
-    return f"moved {wrong}, {call}" if wrong else None
+    moved = [line for line in plan.report().moved if not line.startswith(allowed)]
+    assert not moved or "x" in call.given, f"moved {moved}, {call}"
 
 
 def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any) -> bool:
@@ -564,9 +565,10 @@ def _pblas_name(rng: Any, routine: str, options: dict[str, str], dtype: str) -> 
     return pick(rng, names) if hasattr(pblas, names[0]) else ""
 
 
-def _by_pblas_name(
-    name: str, routine: str, call: Call, sizes: tuple[int, int, int], context: int, referee: Any, hosted: bool
-) -> str | None:
+def _check_pblas(
+    case: str, name: str, routine: str, call: Call, sizes: tuple[int, int, int], context: int, referee: Any,
+    hosted: bool,
+) -> None:  # fmt: skip
     """Call a routine under PBLAS's name, and ScaLAPACK's with what is legal for it; ``hosted``: on NumPy's arrays."""
     row, (plain,), (wanted,), given, how = _row(routine), call.plain, call.results, call.given, call.how
     arrays: dict[str, Any] = {}
@@ -591,9 +593,10 @@ def _by_pblas_name(
         engine.from_host(call.out.matrix.to_scalapack(context=context)[0], arrays[written_to])
     call.out.expect(wanted)
     near = 1e-3 * (routine in ("trsm", "trsv") and engine.name != "host")
-    wrong = first(*(x.changed(near) for x in given.values()))
-    if wrong or referee is None:
-        return wrong
+    for x, each in given.items():
+        each.check(f"{case}: {x}", near)
+    if referee is None:
+        return
     run, theirs = referee
     dtype = wanted.dtype
     for x in ("alpha", "beta"):
@@ -609,7 +612,7 @@ def _by_pblas_name(
     rows, cols = found.descriptor.global_indices(found.context.rank)
     part = wanted[rows[:, None], cols]
     near = np.isclose(found.local, part, rtol=200 * np.finfo(dtype).eps, atol=0) | np.isnan(part)
-    return None if near.all() else f"ScaLAPACK has {found.local}, expected {part}"
+    assert near.all(), f"{case}: ScaLAPACK has {found.local}, expected {part}"
 
 
 def _unlike(
@@ -646,8 +649,8 @@ def vector(
     return all_placed(ctx, rng, {"x": x.T if rng.integers(2) else x})["x"], x.reshape(-1)
 
 
-def of_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> Iterator[tuple[str, str | None]]:
-    """Run the reductions of two vectors, and exchange them; yield what is wrong with each."""
+def check_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> None:
+    """Run the reductions of two vectors, and exchange them. Collective."""
     x, y = (numbers(rng, n, dtype) for _ in "xy")
     rows = (z.reshape(1, n) for z in (x, y))
     a, b = all_placed(
@@ -657,24 +660,21 @@ def of_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> Iterator[tuple[
     sizes = abs(x.real) + abs(x.imag)
     at = int(sizes.argmax()) if n else -1
     value, index = pb.blas.amax(a.matrix)
-    found = {
-        "dot": (pb.blas.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
-        "dotc": (pb.blas.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
-        "asum": (pb.blas.asum(a.matrix), sizes.sum(), real),
-        "amax": (value, x[at] if n else 0, dtype),
-        "nrm2": (pb.blas.nrm2(a.matrix), np.sqrt((abs(x.astype("complex128")) ** 2).sum()), real),
-    }
-    wrong = {
-        name: f"{got!r}, expected {expected} of {kind}"
-        for name, (got, expected, kind) in found.items()
-        if got.dtype != kind or abs(got - expected) > (name == "nrm2") * 2 * np.finfo(real).eps * expected
-    }
-    if index != at:
-        wrong["index"] = f"{index}, expected {at}"
-    yield f"reductions {dtype} {n}", f"{wrong}" if wrong else None
+    assert index == at, f"amax {dtype} {n}"
+    length = np.sqrt((abs(x.astype("complex128")) ** 2).sum())
+    for name, got, expected, kind, error in (
+        ("dot", pb.blas.dot(a.matrix, b.matrix), (x * y).sum(), dtype, 0),
+        ("dotc", pb.blas.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype, 0),
+        ("asum", pb.blas.asum(a.matrix), sizes.sum(), real, 0),
+        ("amax", value, x[at] if n else 0, dtype, 0),
+        ("nrm2", pb.blas.nrm2(a.matrix), length, real, 2 * np.finfo(real).eps * length),
+    ):
+        assert got.dtype == kind, f"{name} {dtype} {n}"
+        assert abs(got - expected) <= error, f"{name} {dtype} {n}: {got}, expected {expected}"
     pb.blas.swap(a.matrix, b.matrix)
     a.expect(y.reshape(a.matrix.shape))
     b.expect(x.reshape(b.matrix.shape))
-    yield f"swap {dtype} {n}", first(a.changed(), b.changed())
+    for each in (a, b):
+        each.check(f"swap {dtype} {n}")
     pb.blas.swap(a.matrix, a.matrix.T)
-    yield "swap with itself", a.changed()
+    a.check(f"swap with itself {dtype} {n}")

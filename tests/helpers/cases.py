@@ -170,9 +170,3 @@ def refuses(ctx, kind, words, call, *args, **kwargs):
     """Fail unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
     wrong = agreed_error(ctx, kind, words, call, *args, **kwargs)
     assert not wrong, f"{getattr(call, '__name__', call)}: {wrong}"
-
-
-def all_right(outcomes):
-    """Fail at the first of some cases, with their names, of which something is wrong."""
-    for case, wrong in outcomes:
-        assert not wrong, case

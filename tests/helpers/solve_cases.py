@@ -8,7 +8,7 @@ from scipy.linalg import LinAlgWarning
 
 import pblasmp as pb
 from tests.helpers.cases import pick, refuses
-from tests.helpers.factor_cases import MOST, only, placed, positive, random, relative
+from tests.helpers.factor_cases import all_small, only, placed, positive, random, relative
 
 la = pb.linalg
 
@@ -29,17 +29,15 @@ def refined_case(ctx, rng, dtype):
     out = pick(rng, (None, b, placed(ctx, rng, np.zeros_like(right))))
     how = {"lower": lower, "transposed": op, "out": out}
     x, info = la.solve(a, b, kind, refine=pick(rng, ("float32", "tf32")), return_info=True, **how)
-    name = f"{dtype} {kind} {op} {n} x {width} {scale}"
-    if out is not None and x is not out:
-        return name, "X is not out"
+    case = f"refined {dtype} {kind} {op} {n} x {width} {scale}"
+    assert out is None or x is out, f"{case}: X is not out"
     turned = {"N": whole, "T": whole.T, "C": whole.conj().T}[op]
     x = x.allgather() * scale
-    if not relative(turned @ x - right, abs(turned) @ abs(x) + abs(right), n, dtype) < MOST:
-        return name, f"{x}"
-    well = np.linalg.cond(whole) < 1e5
-    if well and (info.fallback or not 0 <= info.iterations < 10 or (n > 4 and width and not info.iterations)):
-        return name, f"{info}"
-    return name, None
+    all_small(case, solve=relative(turned @ x - right, abs(turned) @ abs(x) + abs(right), n, dtype))
+    if np.linalg.cond(whole) < 1e5:
+        assert not info.fallback, f"{case}: {info}"
+        least = 1 if n > 4 and width else 0
+        assert least <= info.iterations < 10, f"{case}: {info}"
 
 
 def refinement_ends(ctx, rng):
@@ -57,9 +55,10 @@ def refinement_ends(ctx, rng):
     ):
         x, info = la.solve(placed(ctx, rng, whole), b, kind, refine="float32", return_info=True)
         x = x.allgather()
-        small = relative(whole @ x - right, abs(whole) @ abs(x), n, "float64") < MOST
-        same = len(set(ctx.comm.allgather(str(info)))) == 1
-        yield name, None if small and same and words in info.fallback else f"{info} {x}"
+        all_small(name, solve=relative(whole @ x - right, abs(whole) @ abs(x), n, "float64"))
+        assert words in info.fallback, f"{name}: {info}"
+        everyones = set(ctx.comm.allgather(str(info)))
+        assert everyones == {str(info)}, name
     for value in (np.nan, np.inf):
         spoiled = positive(rng, n, "float64")
         spoiled[3, 4] = spoiled[4, 3] = value
@@ -68,15 +67,15 @@ def refinement_ends(ctx, rng):
             warnings.simplefilter("ignore", LinAlgWarning)  # infinity is ill-conditioned
             x, info = la.solve(a, b, refine="float32", return_info=True)
             plain = la.solve(a, b).allgather()  # by LU, which may lose an infinity, but not NaN
-        fine = np.array_equal(x.allgather(), plain, equal_nan=True) and f"A is {value}" in info.fallback
-        yield f"{value} in A", None if fine else f"{info}"
+        assert np.array_equal(x.allgather(), plain, equal_nan=True), f"{value} in A"
+        assert f"A is {value}" in info.fallback
         whole, of_right = positive(rng, n, "float64"), right.copy()
         of_right[2, 1] = value
         x = la.solve(placed(ctx, rng, whole), placed(ctx, rng, of_right), refine="float32").allgather()
-        yield f"{value} in B", None if not np.isfinite(x[:, 1]).any() else f"{x}"
+        assert not np.isfinite(x[:, 1]).any(), f"{value} in B: {x}"
     nothing = ctx.zeros((0, 0), block=2)
     x, info = la.solve(nothing, ctx.zeros((0, 3), block=2), refine="float32", return_info=True)
-    yield "no elements", None if (x.shape, tuple(info)) == ((0, 3), (0, 0.0, "")) else f"{x.shape} {info}"
+    assert (x.shape, tuple(info)) == ((0, 3), (0, 0.0, ""))
     a, single = placed(ctx, rng, hilbert), ctx.eye((n, n), block=3, dtype="float32")
     refuses(
             ctx, pb.FactorizationError, ["solve: the matrix is exactly singular", "index 0"], la.solve,
@@ -121,21 +120,19 @@ def ranked_case(ctx, rng, dtype):
     out = pick(rng, (None, placed(ctx, rng, np.zeros((turned.shape[1], width), dtype))))
     given = placed(ctx, rng, whole * dtype_of(dtype, of_a)), placed(ctx, rng, b * dtype_of(dtype, of_b))
     found = la.lstsq(*given, rcond, trans=op, out=out)
-    name = f"{dtype} {op} {m} x {n}, {width}, rank {rank}, {rcond}, {of_a} {of_b}"
-    if out is not None and found.x is not out:
-        return name, "X is not out"
+    case = f"ranked {dtype} {op} {m} x {n}, {width}, rank {rank}, {rcond}, {of_a} {of_b}"
+    assert out is None or found.x is out, f"{case}: X is not out"
     x, s = found.x.allgather() / of_b * of_a, found.s / of_a
     residuals = found.residuals.astype("float64") / of_b / of_b
     if dtype in ("float32", "complex64") and of_b != 1:  # out of its range
         residuals = expected[1]
     near = {"rtol": 2e4 * np.finfo(dtype).eps, "atol": 2e3 * np.finfo(dtype).eps}
     pairs = (x, expected[0]), (residuals, expected[1]), (found.rank, expected[2]), (s, expected[3])
-    wrong = [
-        each for each in pairs if np.shape(each[0]) != np.shape(each[1]) or not np.allclose(*each, **near)
-    ]
-    if len(set(ctx.comm.allgather((found.rank, s.tobytes(), residuals.tobytes())))) > 1:
-        return name, "the ranks differ"
-    return name, f"{wrong}" if wrong else None
+    for got, wanted in pairs:
+        assert np.shape(got) == np.shape(wanted), f"{case}: {got}, expected {wanted}"
+        assert np.allclose(got, wanted, **near), f"{case}: {got}, expected {wanted}"
+    everyones = set(ctx.comm.allgather((found.rank, s.tobytes(), residuals.tobytes())))
+    assert len(everyones) == 1, f"{case}: the ranks differ"
 
 
 def dtype_of(dtype, value):
@@ -148,24 +145,26 @@ def ranks_at_the_ends(ctx, rng):
         whole, right = np.zeros((m, n)), random(rng, (m, k), "float64")
         expected = np.linalg.lstsq(whole, right, None)
         found = la.lstsq(ctx.scatter(whole, block=2), ctx.scatter(right, block=2), None)
-        pairs = zip((found.x.allgather(), *found[1:]), expected, strict=True)
-        same = all(np.shape(x) == np.shape(y) and np.allclose(x, y) for x, y in pairs)
-        yield f"zeros {m} x {n}, {k}", None if same else f"{found} {expected}"
+        for got, wanted in zip((found.x.allgather(), *found[1:]), expected, strict=True):
+            assert np.shape(got) == np.shape(wanted), f"{m} x {n}, {k}"
+            assert np.allclose(got, wanted), f"{m} x {n}, {k}: {got}, expected {wanted}"
     right = random(rng, (6, 2), "float64")
     spoiled = random(rng, (6, 4), "float64")
     for value in (np.nan, np.inf):
         whole, of_right = spoiled.copy(), right.copy()
         whole[2, 1] = of_right[4, 1] = value
         x, _, rank, s = la.lstsq(placed(ctx, rng, whole), placed(ctx, rng, right), rcond=None)
-        fine = rank == 0 and not np.isfinite(x.allgather()).any() and np.isnan(s).all()
-        yield f"{value} in A", None if fine else f"{x.allgather()} {s} {rank}"
+        assert rank == 0, f"{value} in A"
+        assert not np.isfinite(x.allgather()).any(), f"{value} in A"
+        assert np.isnan(s).all(), f"{value} in A"
         for given in (whole, whole.T):
             x = la.lstsq(placed(ctx, rng, given), placed(ctx, rng, right[: len(given)])).allgather()
-            yield f"{value} in A of full rank, {given.shape}", None if np.isnan(x).all() else f"{x}"
+            assert np.isnan(x).all(), f"{value} in A of full rank, {given.shape}: {x}"
         x, _, rank, _ = la.lstsq(placed(ctx, rng, spoiled), placed(ctx, rng, of_right), rcond=None)
         x, expected = x.allgather(), np.linalg.lstsq(spoiled, right, None)[0]
-        fine = rank == 4 and np.allclose(x[:, 0], expected[:, 0]) and not np.isfinite(x[:, 1]).all()
-        yield f"{value} in B", None if fine else f"{x}"
+        assert rank == 4, f"{value} in B"
+        assert np.allclose(x[:, 0], expected[:, 0]), f"{value} in B: {x}"
+        assert not np.isfinite(x[:, 1]).all(), f"{value} in B: {x}"
     a, b = placed(ctx, rng, spoiled), placed(ctx, rng, right)
     for kind, words, args, how in (
         (pb.ArgumentError, ["rcond: expected None, a number or 'full rank', got 'x'"], (a, b, "x"), {}),
@@ -222,15 +221,17 @@ def conditions_case(ctx, rng, dtype):
     )
     a = placed(ctx, rng, whole if kind == "gen" else only("L" if lower else "U", whole))
     b = placed(ctx, rng, random(rng, (n, 2), dtype))
-    name = f"{dtype} {kind} {n} {ill}"
+    case = f"conditions {dtype} {kind} {n} {ill}"
     try:
         texts = warned(ctx, la.solve, a, b, kind, lower=lower)
     except np.linalg.LinAlgError:  # singular, or not positive definite, up to rounding
-        return name, None if ill < eps else "an error"
-    fine = (
-        (len(texts) == 1 and "solve: ill-conditioned matrix (rcond=" in texts[0]) if ill < eps else not texts
-    )
-    return name, None if fine else f"{texts}"
+        assert ill < eps, case
+        return
+    if ill < eps:
+        assert len(texts) == 1, f"{case}: {texts}"
+        assert "solve: ill-conditioned matrix (rcond=" in texts[0]
+    else:
+        assert not texts, f"{case}: {texts}"
 
 
 CASES = (refined_case, ranked_case, conditions_case)
@@ -241,12 +242,12 @@ def conditions_elsewhere(ctx, rng):
     hilbert = 1 / (1.0 + np.add.outer(np.arange(13), np.arange(13)))
     a, b = placed(ctx, rng, hilbert), placed(ctx, rng, random(rng, (13, 1), "float64"))
     with pb.plan(la.solve, a, b) as plan:
-        yield "plan", None if len(warned(ctx, plan)) == 1 else "no warning"
-    yield "refined", None if len(warned(ctx, la.solve, a, b, refine="float32")) == 1 else "no warning"
-    yield "NaN", None if not warned(ctx, la.solve, a * np.nan, b) else "a warning"
-    yield "one", None if not warned(ctx, la.solve, ctx.full((1, 1), 1e-300), ctx.eye(1)) else "a warning"
+        assert len(warned(ctx, plan)) == 1
+    assert len(warned(ctx, la.solve, a, b, refine="float32")) == 1
     nothing, huge = ctx.zeros((0, 0), block=2), 1e308 * (1 + 1j) * np.eye(2)
-    yield "nothing", None if not warned(ctx, la.solve, nothing, ctx.zeros((0, 2))) else "a warning"
+    one = ctx.full((1, 1), 1e-300), ctx.eye(1)
+    for given in ((a * np.nan, b), one, (nothing, ctx.zeros((0, 2)))):
+        assert not warned(ctx, la.solve, *given), given
     a = placed(ctx, rng, np.array([[np.inf, 1], [1, np.inf]]))
     la.solve(a, placed(ctx, rng, np.eye(2)))  # no RuntimeWarning, which would be an error here
     la.solve(placed(ctx, rng, huge), placed(ctx, rng, np.eye(2) + 0j))

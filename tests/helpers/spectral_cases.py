@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import pytest
 import pblasmp as pb
 from reference.scalapack import locate
 from tests.helpers import factor_cases, solve_cases
-from tests.helpers.cases import first, pick, scattered
-from tests.helpers.factor_cases import exact, only, placed, positive, random, relative, too_large, unscaled
+from tests.helpers.cases import pick, scattered
+from tests.helpers.factor_cases import all_small, exact, only, placed, positive, random, relative, unscaled
 from tests.helpers.slow import in_turn
 
-Case = tuple[str, str | None]
 KINDS = ("all", "subset", "values", "pair")
 
 
@@ -40,10 +38,9 @@ def good(ctx: pb.Context, rng: np.random.Generator, whole: np.ndarray) -> pb.Dis
     return scattered(ctx, d, whole)
 
 
-def _alike(ctx: pb.Context, values: np.ndarray) -> str | None:
-    """What is wrong unless every rank has the same bits."""
-    everyones = ctx.comm.allgather(values.tobytes())
-    return None if len(set(everyones)) == 1 else "the values differ between ranks"
+def _alike(ctx: pb.Context, values: np.ndarray) -> bool:
+    """Whether every rank has the same bits. Collective."""
+    return len(set(ctx.comm.allgather(values.tobytes()))) == 1
 
 
 def eigh(
@@ -55,7 +52,7 @@ def eigh(
     *,
     place: Any = placed,
     kind: str,
-) -> Case:
+) -> None:
     """Eigenpairs: all, a "subset", "values" alone, or of a "pair" of matrices. A and B are kept."""
     uplo = pick(rng, "LU")
     x = random(rng, (n, n), dtype)
@@ -80,6 +77,7 @@ def eigh(
     else:
         w, found = pb.linalg.eigh(a, b, check=n % 4 == 0, **how)
         v = exact(found.allgather())
+    case = f"eigh {kind} {dtype} {n} {how} {a.descriptor}"
     errors = {"values": relative((w - expected)[:, None], right, n, dtype)}
     if v is not None:
         residual = left @ v - weight @ v * w
@@ -88,17 +86,13 @@ def eigh(
         )
         unit = np.eye(len(w))
         errors["orthogonal"] = relative(v.conj().T @ weight @ v - unit, unit, 4 * n, dtype)
-        columns = v.shape == (n, len(expected))
-    kept = np.array_equal(a.allgather(), given, equal_nan=True)
-    kept &= b is None or np.array_equal(b.allgather(), second, equal_nan=True)
-    real = w.dtype == np.empty(0, dtype).real.dtype and (np.diff(w) >= 0).all()
-    return f"eigh {kind} {dtype} {n} {how} {a.descriptor}", first(
-        too_large(**errors),
-        None if kept else "A or B has changed",
-        None if real else f"w: {w}",
-        None if v is None or columns else f"V: {v.shape}",
-        _alike(ctx, w),
-    )
+        assert v.shape == (n, len(expected)), case
+    all_small(case, **errors)
+    assert np.array_equal(a.allgather(), given, equal_nan=True), f"{case}: A has changed"
+    assert b is None or np.array_equal(b.allgather(), second, equal_nan=True), f"{case}: B has changed"
+    assert w.dtype == np.empty(0, dtype).real.dtype, case
+    assert (np.diff(w) >= 0).all(), f"{case}: {w}"
+    assert _alike(ctx, w), f"{case}: the values differ between ranks"
 
 
 def svd(
@@ -109,7 +103,7 @@ def svd(
     algo: str,
     *,
     place: Any = placed,
-) -> Case:
+) -> None:
     """Singular values and vectors, perhaps of full matrices. A is kept."""
     (m, n), least, full = shape, min(shape), bool(rng.integers(2))
     whole = random(rng, shape, dtype)
@@ -119,30 +113,28 @@ def svd(
     expected = np.linalg.svd(of_a, compute_uv=False)
     alone = pb.linalg.svdvals(a, algo=algo)
     longest = max(shape)
-    errors = too_large(
+    case = f"svd {dtype} {shape} {full} {algo} {a.descriptor}"
+    assert (left.shape, right.shape) == (((m, m), (n, n)) if full else ((m, least), (least, n))), case
+    all_small(
+        case,
         product=relative(left[:, :least] * s @ right[:least] - of_a, of_a, longest, dtype),
         values=relative((s - expected)[:, None], of_a, longest, dtype),
         alone=relative((alone - expected)[:, None], of_a, longest, dtype),
         u=relative(left.conj().T @ left - np.eye(left.shape[1]), np.eye(left.shape[1]), longest, dtype),
         vh=relative(right @ right.conj().T - np.eye(len(right)), np.eye(len(right)), longest, dtype),
     )
-    shapes = ((m, m), (n, n)) if full else ((m, least), (least, n))
-    return f"svd {dtype} {shape} {full} {algo} {a.descriptor}", first(
-        errors,
-        None if np.array_equal(a.allgather(), whole) else "A has changed",
-        None if (left.shape, right.shape) == shapes else f"{left.shape}, {right.shape}",
-        _alike(ctx, s),
-        _alike(ctx, alone),
-    )
+    assert np.array_equal(a.allgather(), whole), f"{case}: A has changed"
+    assert _alike(ctx, s), f"{case}: the values differ between ranks"
+    assert _alike(ctx, alone), f"{case}: the values alone differ between ranks"
 
 
-def small_eigh(ctx: pb.Context, rng: np.random.Generator, dtype: str, kind: str) -> Case:
-    return eigh(ctx, rng, dtype, int(rng.integers(0, 30)), pick(rng, ("auto", "lapack")), kind=kind)
+def small_eigh(ctx: pb.Context, rng: np.random.Generator, dtype: str, kind: str) -> None:
+    eigh(ctx, rng, dtype, int(rng.integers(0, 30)), pick(rng, ("auto", "lapack")), kind=kind)
 
 
-def small_svd(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Case:
+def small_svd(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> None:
     m, n = rng.integers(1, 25, 2).tolist()
-    return svd(ctx, rng, dtype, (m, n), "auto")
+    svd(ctx, rng, dtype, (m, n), "auto")
 
 
 CASES = (*(partial(small_eigh, kind=kind) for kind in KINDS), small_svd)
@@ -163,7 +155,7 @@ def ends(dtype: str) -> tuple[float, ...]:
 
 def eigh_at_the_ends(
     ctx: pb.Context, rng: np.random.Generator, dtype: str, n: int = 12, keep: int = 1
-) -> Iterator[Case]:
+) -> None:
     """Eigenvalues of tiny and large matrices, equal ones, and of a diagonal that is not in order."""
     random_one = random(rng, (n, n), dtype)
     matrices = {
@@ -181,21 +173,23 @@ def eigh_at_the_ends(
         lost = n * float(np.finfo(dtype).smallest_subnormal) / scale / np.finfo(dtype).eps  # of eigenvalues
         bound = max(1.0, lost) * max(1.0, np.abs(left).sum(0).max()) * np.eye(1)
         values = w.astype(float) / scale
-        errors = too_large(
+        case = f"eigh {dtype} {name} {scale}"
+        all_small(
+            case,
             vectors=relative(left @ v - v * values, bound, n, dtype),
             orthogonal=relative(v.conj().T @ v - np.eye(n), np.eye(n), n, dtype),
             values=relative((values - np.linalg.eigvalsh(left))[:, None], bound, n, dtype),
         )
-        yield f"eigh {dtype} {name} {scale}", first(errors, None if (np.diff(w) >= 0).all() else f"{w}")
+        assert (np.diff(w) >= 0).all(), f"{case}: {w}"
     for bad in (np.nan, np.inf):
         whole = np.eye(n)
         whole[n // 2, 1] = whole[1, n // 2] = bad
         w, found = pb.linalg.eigh(placed(ctx, rng, whole.astype(dtype)))
-        same = np.isnan(w).all() and np.isnan(found.allgather()).all()
-        yield f"eigh {dtype} {bad}", None if same else f"{w}"
+        assert np.isnan(w).all(), f"eigh {dtype} {bad}: {w}"
+        assert np.isnan(found.allgather()).all(), f"eigh {dtype} {bad}"
 
 
-def svd_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> Iterator[Case]:
+def svd_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> None:
     """Singular values of tiny and large matrices, of zeros, and of NaN."""
     for scale in (*ends(dtype), 0.0):
         with np.errstate(under="ignore"):
@@ -206,18 +200,14 @@ def svd_at_the_ends(ctx: pb.Context, rng: np.random.Generator, dtype: str) -> It
         left, right = exact(u.allgather()), exact(vh.allgather())
         lost = 9 * float(np.finfo(dtype).smallest_subnormal) / size / np.finfo(dtype).eps
         bound = max(1.0, lost) * max(1.0, np.abs(of_a).sum(0).max()) * np.eye(1)
-        yield (
+        all_small(
             f"svd {dtype} {scale}",
-            too_large(
-                product=relative(left * (s.astype(float) / size) @ right - of_a, bound, 9, dtype),
-                u=relative(left.conj().T @ left - np.eye(7), np.eye(7), 9, dtype),
-            ),
+            product=relative(left * (s.astype(float) / size) @ right - of_a, bound, 9, dtype),
+            u=relative(left.conj().T @ left - np.eye(7), np.eye(7), 9, dtype),
         )
     for bad in (np.nan, np.inf):
         whole = np.ones((6, 8), dtype)
         whole[3, 2] = bad
         found = pb.linalg.svd(placed(ctx, rng, whole))
-        spoiled = (
-            all(np.isnan(each.allgather()).all() for each in (found.u, found.vh)) and np.isnan(found.s).all()
-        )
-        yield f"svd {dtype} {bad}", None if spoiled else f"{found.s}"
+        for each in (found.u.allgather(), found.s, found.vh.allgather()):
+            assert np.isnan(each).all(), f"svd {dtype} {bad}"

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 import pblasmp as pb
-from tests.helpers.cases import first
 from tests.helpers.factor_cases import only, placed, positive, random
 
 
@@ -79,8 +78,8 @@ def found_by(ctx, rng, dtype, n=17):
         yield f"qr {name} as Q and R", pb.linalg.qr, (a,), tuple(pb.linalg.qr(a)), {}
 
 
-def spoil(found, rng):
-    """Change one element, by a part of it, of a matrix in what was found; yield what was there before."""
+def spoil(found):
+    """Change one element, by a part of it, of a matrix in what was found."""
     matrix = found if isinstance(found, pb.DistributedMatrix) else getattr(found, "factors", None)
     if matrix is None:
         matrix = next(each for each in found if isinstance(each, pb.DistributedMatrix) and all(each.shape))
@@ -94,17 +93,13 @@ def right_and_wrong(ctx, rng, dtype):
     """What every function finds passes, and with one element changed it does not."""
     for case, function, given, found, how in found_by(ctx, rng, dtype):
         before = pb.verify(function, *given, found=found, **how)
-        spoil(found, rng)
+        spoil(found)
         after = pb.verify(function.__name__, *given, found=found, **how)
+        assert before, f"{case} {dtype}: {before}"
+        assert before.error < before.bound / 2, f"{case} {dtype}: {before}"
+        assert not after, f"{case} {dtype}, spoiled: {after}"
         everyones = ctx.comm.allgather((before, after))
-        yield (
-            f"{case} {dtype}",
-            first(
-                None if before and before.error < before.bound / 2 else f"right: {before}",
-                None if not after else f"wrong: {after}",
-                None if len(set(everyones)) == 1 else "the ranks differ",
-            ),
-        )
+        assert len(set(everyones)) == 1, f"{case} {dtype}: the ranks differ"
 
 
 def wrong_in_other_ways(ctx, rng):
@@ -119,34 +114,29 @@ def wrong_in_other_ways(ctx, rng):
         ("another value", (w * np.r_[1 + 1e-9, np.ones(11)], v)),
         ("NaN", (w, v * np.nan)),
     ):
-        yield case, None if not pb.verify(pb.linalg.eigh, a, found=found) else "not seen"
-    yield "signs", None if pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)) else "signs are free"
-    yield "svd sign", None if not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)) else "not seen"
-    yield from with_ill_conditioned(ctx, rng)
+        assert not pb.verify(pb.linalg.eigh, a, found=found), case
+    assert pb.verify(pb.linalg.eigh, a, found=(w, -1 * v)), "signs are free"
+    assert not pb.verify(pb.linalg.svd, a, found=(-1 * u, s, vh)), "svd: a sign"
+    with_ill_conditioned(ctx, rng)
     eye = ctx.eye((12, 12), block=5)
-    yield "R is not triangular", None if not pb.verify(pb.linalg.qr, a, found=(eye, a)) else "not seen"
-    yield "Q is not orthonormal", None if not pb.verify(pb.linalg.qr, a, found=(a, eye)) else "not seen"
+    assert not pb.verify(pb.linalg.qr, a, found=(eye, a)), "R is not triangular"
+    assert not pb.verify(pb.linalg.qr, a, found=(a, eye)), "Q is not orthonormal"
     x = pb.linalg.lstsq(a, a[:, :2], None)
     for case, found in (
         ("another rank", x._replace(rank=11)),
         ("another singular value", x._replace(s=x.s * np.r_[1 + 1e-9, np.ones(11)])),
         ("ascending", x._replace(s=x.s[::-1])),
     ):
-        yield case, None if not pb.verify(pb.linalg.lstsq, a, a[:, :2], found=found) else "not seen"
+        assert not pb.verify(pb.linalg.lstsq, a, a[:, :2], found=found), case
     x, of = pb.linalg.lstsq(a, a[:, :2], 0.4), partial(pb.verify, pb.linalg.lstsq, a, a[:, :2])
-    yield "the rank by rcond", None if of(found=x, rcond=0.4) and not of(found=x, rcond=None) else f"{x.rank}"
-    spoiled = a.copy()
+    assert of(found=x, rcond=0.4), f"rank {x.rank}"
+    assert not of(found=x, rcond=None), f"rank {x.rank}"
+    spoiled, zero = a.copy(), ctx.zeros((5, 5), block=2)
     spoiled[3, 3] = np.nan
-    yield (
-        "NaN in A",
-        None if pb.verify(pb.linalg.eigh, spoiled, found=pb.linalg.eigh(spoiled)) else "NaN is right",
-    )
-    yield "no NaN for NaN", None if not pb.verify(pb.linalg.eigh, spoiled, found=(w, v)) else "not seen"
-    zero = ctx.zeros((5, 5), block=2)
-    yield "zero", None if pb.verify(pb.linalg.eigh, zero, found=pb.linalg.eigh(zero)) else "zeros"
-    empty = zero[:0, :0]
-    yield "empty", None if pb.verify(pb.linalg.eigh, empty, found=pb.linalg.eigh(empty)) else "empty"
-    yield from at_the_ends(ctx, rng)
+    assert not pb.verify(pb.linalg.eigh, spoiled, found=(w, v)), "no NaN for NaN"
+    for given in (spoiled, zero, zero[:0, :0]):
+        assert pb.verify(pb.linalg.eigh, given, found=pb.linalg.eigh(given)), given
+    at_the_ends(ctx, rng)
 
 
 def with_ill_conditioned(ctx, rng, n=24):
@@ -160,9 +150,9 @@ def with_ill_conditioned(ctx, rng, n=24):
             case = f"{subset} with a B of condition {condition:g}"
             w, v = pb.linalg.eigh(a, b, subset_by_index=subset, check=True)
             found = pb.verify(pb.linalg.eigh, a, b, found=(w, v), subset_by_index=subset)
-            yield case, None if found else f"right: {found}"
+            assert found, f"{case}: {found}"
             found = pb.verify(pb.linalg.eigh, a, b, found=(w + abs(w).max() / 100, v))
-            yield f"{case}, other values", None if not found else f"wrong: {found}"
+            assert not found, f"{case}, other values: {found}"
 
 
 def at_the_ends(ctx, rng):
@@ -181,21 +171,19 @@ def at_the_ends(ctx, rng):
             ):  # fmt: skip
                 found = getattr(pb.linalg, name)(*given)
                 before = pb.verify(name, *given, found=found)
-                spoil(found, rng)
+                spoil(found)
                 after = pb.verify(name, *given, found=found)
-                yield (
-                    f"{name} of {dtype} times 2^{exponent}",
-                    first(None if before else f"right: {before}", None if not after else f"wrong: {after}"),
-                )
+                assert before, f"{name} of {dtype} times 2^{exponent}: {before}"
+                assert not after, f"{name} of {dtype} times 2^{exponent}, spoiled: {after}"
     large = ctx.scatter(1e300 * np.array([[1, 1], [1, 1 + 1e-10]]), block=1)
     b = ctx.scatter(np.array([[0], [-1e300]]), block=1)  # A x is small, though A and x are not
     x = ctx.scatter(np.array([[1e10], [-1e10]]), block=1)
-    yield "large terms", None if pb.verify(pb.linalg.solve, large, b, found=x) else "right"
-    yield "large terms, wrong", None if not pb.verify(pb.linalg.solve, large, b, found=x * 1.01) else "wrong"
+    assert pb.verify(pb.linalg.solve, large, b, found=x)
+    assert not pb.verify(pb.linalg.solve, large, b, found=x * 1.01)
     a, b = ctx.full((6, 6), 2.0**1010, block=2), ctx.full((6, 6), 3 * 2.0**-1074, block=2)
     d = a @ b
-    yield "denormal B", None if pb.verify(a, b, None, d) else "right"
-    yield "denormal B, wrong", None if not pb.verify(a, b, None, d * 1.01) else "wrong"
+    assert pb.verify(a, b, None, d)
+    assert not pb.verify(a, b, None, d * 1.01)
 
 
 def _columns(ctx, v, columns):

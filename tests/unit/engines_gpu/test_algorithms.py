@@ -22,8 +22,8 @@ from pblasmp.engines.product import Product
 from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.problems import files
 from pblasmp.runtime import plans
-from tests.helpers.calls import DTYPES, WRITERS, called, legal_options, of_level_1
-from tests.helpers.cases import all_right, unlike
+from tests.helpers.calls import DTYPES, WRITERS, check_call, check_level_1, legal_options
+from tests.helpers.cases import unlike
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.algorithms import (
@@ -151,9 +151,9 @@ def test_vectors(comm: Any, path: str) -> None:
         for routine in WRITERS:
             for options in legal_options(routine):
                 dtype = DTYPES[int(rng.integers(4))]
-                assert not called(ctx, rng, routine, options, dtype), f"{routine} {options} {dtype}"
+                check_call(ctx, rng, routine, options, dtype)
         for dtype in DTYPES:
-            all_right(of_level_1(ctx, rng, dtype, 9))
+            check_level_1(ctx, rng, dtype, 9)
         assert not taken(ctx), "algorithm"
 
 

@@ -30,7 +30,7 @@ from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.engines.gpu.peers.inbox import Deliveries
 from tests.helpers import factor_cases
-from tests.helpers.cases import all_right, refuses
+from tests.helpers.cases import refuses
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
@@ -71,18 +71,18 @@ def everything(comm: Any, path: str, between: bool = False) -> Any:
                     by_inverses(ctx, int(rng.integers(1, 5))),
                     widest,
                 ):
-                    all_right([case(ctx, rng, dtype)])
+                    case(ctx, rng, dtype)
             with panels_of(ctx, 4):
-                all_right([empty(ctx, rng)])
-                all_right(failures(ctx, rng))
-                all_right(least_squares_at_the_ends(ctx, rng, "complex64"))
-                all_right(without_full_rank(ctx, rng, "float32"))
-                all_right([refined_case(ctx, rng, "float64")])
-                all_right([refined_case(ctx, rng, "complex128")])
+                empty(ctx, rng)
+                failures(ctx, rng)
+                least_squares_at_the_ends(ctx, rng, "complex64")
+                without_full_rank(ctx, rng, "float32")
+                refined_case(ctx, rng, "float64")
+                refined_case(ctx, rng, "complex128")
                 by_tf32(ctx, rng, lib.gpu)
                 for dtype in TYPES:
-                    all_right([conditions_case(ctx, rng, dtype)])
-                    all_right([ranked_case(ctx, rng, dtype)])
+                    conditions_case(ctx, rng, dtype)
+                    ranked_case(ctx, rng, dtype)
                 one_right_hand_side(ctx)
         assert invert.call_count, "inverses: none"
         assert bool(split.call_count) is between, "panels in two dimensions"
@@ -195,7 +195,7 @@ def test_where_they_are(comm: Any, path: str) -> None:
                 panels_of(ctx, width),
             ):
                 for ((case, dtype),) in in_turn(taken, keep=2, first=turn):
-                    all_right([case(ctx, rng, dtype)])
+                    case(ctx, rng, dtype)
                 n = min(27, 5 * block + 1)
                 moves = moved(ctx, layout(None, (n, n), ctx.size))
                 assert not moves, f"blocks of {block}"
@@ -235,7 +235,7 @@ def test_on_process_rows(comm: Any, path: str) -> None:
                 ):
                     for (dtype,) in in_turn(TYPES, keep=4, first=turn):
                         with by_inverses(ctx, width):
-                            all_right([factor_cases.cholesky_case(ctx, rng, dtype)])
+                            factor_cases.cholesky_case(ctx, rng, dtype)
                     n = 5 * block + 1
                     whole = factor_cases.positive(rng, n, "complex128")
                     a = ctx.scatter(
@@ -258,7 +258,7 @@ def test_on_process_rows(comm: Any, path: str) -> None:
                     assert above, grid
                     if grid is grids[1]:
                         with panels_of(ctx, min(width, 4)):
-                            all_right(factor_cases.not_positive(ctx, rng))
+                            factor_cases.not_positive(ctx, rng)
         lib.assert_clean()
         lib.gpu.assert_clean()
 

@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers.calls import DTYPES, FUNCTIONS, called, legal_options
+from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
 from tests.helpers.cases import pick
 from tests.helpers.gpu.calls import one_call
 from tests.helpers.machine import Multiplying, context, machine
@@ -62,8 +62,7 @@ def test_pblas_names(comm: Any, path: str, count: int) -> None:
         for routine, dtype in itertools.product(FUNCTIONS, DTYPES * count):
             options, grid = pick(rng, legal_options(routine, dtype)), pick(rng, every)
             lib.clear()
-            wrong = called(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
-            assert not wrong, f"{routine} {options} {dtype} {grid}"
+            check_call(ctx, rng, routine, options, dtype, "pblas", (9, 7, 11), grid)
         for _, number in every:
             pblas.gridexit(number)
 
