@@ -34,7 +34,7 @@ from .ranks import on_ranks
 from .reports import Reporter
 from .terminal import plain
 
-_NAMED = re.compile(r"(.+\.(?:h5|hdf5|zarr)):(.+)", re.IGNORECASE)  # a file, and the matrix in it
+_NAMED = re.compile(r"(.+\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE)  # a file, and the matrix in it
 _MOST_REPEATS = 5
 _REPEAT_SECONDS = 1.0
 
@@ -134,7 +134,11 @@ def _validate(options: ProductOptions) -> np.dtype:
 def _place(given: Path) -> tuple[Path, str | None]:
     """Return a file and the name of the matrix in it, None without one. Local."""
     found = _NAMED.fullmatch(str(given))
-    return (given, None) if found is None or given.exists() else (Path(found[1]), found[2])
+    if found is None or given.exists():
+        return given, None
+    if not found[2]:  # or "/", which paths do not keep
+        raise ArgumentError(f"{given} names no matrix: expected one after the colon, as in {found[1]}:NAME")
+    return Path(found[1]), found[2]
 
 
 def _size(array: Source) -> str:

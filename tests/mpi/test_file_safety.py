@@ -634,6 +634,15 @@ def test_zarr_saves(comm, directory):
                 zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
                 zarr.open_group(path, mode="a")
 
+        def make_array(done, total):  # another job, while this one writes
+            if comm.rank == 0 and done == total and not path.exists():
+                zarr.create_array(path, data=np.zeros((7, 7)))
+
+        a.save(path, progress=make_array)
+        assert values_of(ctx, path, None) == [1], "an array that another job made"
+        if comm.rank == 0:
+            shutil.rmtree(path)
+        comm.Barrier()
         refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
         assert on_rank_0(comm, lambda: names(here)) == [], "a failure leaves no groups: left"
         a.save(path, dataset="p/q/x", progress=make_group)

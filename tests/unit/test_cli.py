@@ -139,6 +139,7 @@ BAD = [
     ("matmul A.npy B.zarr:x -o D.npy", "B.zarr: No such file or directory"),
     ("matmul A.txt B.npy -o D.npy", "A.txt: expected a name that ends in .npy, .h5, .hdf5 or .zarr"),
     ("matmul A.npy B.npy -o D.h5", "D.h5: an HDF5 file holds matrices by their names: give -o D.h5:NAME"),
+    ("matmul A.npy B.npy -o D.h5:/", "D.h5: names no matrix: expected one after the colon, as in D.h5:NAME"),
     ("matmul cut.npy B.npy -o D.npy", "cut.npy: not a readable .npy file"),
     ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
     ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),

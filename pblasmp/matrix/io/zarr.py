@@ -302,11 +302,11 @@ class NewArray(Replacement):
 
 
 def _commit(new: Any, path: Path, target: Path, parts: list[str]) -> None:
-    """Give a directory its name; if another job has made this group meanwhile, only what is not in it."""
+    """Give a directory its name; replace an array that another job has made meanwhile, add to a group what it lacks."""
     try:
         new.commit()
     except OSError as error:
-        if not parts or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         while parts and target.exists():
             _check_group(target, parts[0])
