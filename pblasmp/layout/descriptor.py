@@ -329,7 +329,9 @@ def _range(which: Any, extent: int, what: str) -> tuple[int, int]:
     except TypeError:
         raise ArgumentError(f"a sub-matrix begins and ends at integers, got {short_repr(which)}") from None
     if step != 1:
-        raise ArgumentError(f"a sub-matrix has step 1, got {short_repr(which)}")
+        raise ArgumentError(
+            f"a sub-matrix has step 1, got {short_repr(which)}; the array that A.allgather() returns takes any"
+        )
     return start, max(start, stop)
 
 

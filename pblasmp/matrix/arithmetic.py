@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from ..engines.arrays import same_memory
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
+from ..layout import MatrixDescriptor
 from ..layout.grid import integer
 from ..runtime.handle import Handle, Matrix, no_matrix
 from ..runtime.reading import check_operands, context_of
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 _MULTIPLIED = 100  # exponents of complex numbers below which NumPy multiplies
 
-_FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}
+FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "**": "power"}
+"""Of the array modules, by operator."""
+
 _REFLECTED = {"+": "__radd__", "-": "__rsub__", "*": "__rmul__", "/": "__rtruediv__", "**": "__rpow__"}
 
 
@@ -90,7 +93,7 @@ def binary(
         symbol: "+", "-", "*", "/" or "**".
         matrix: an operand.
         other: the other one: a matrix, also one row or one column, a number, or a vector that every rank has, as a
-            NumPy array.
+            NumPy array. A row and a column make a matrix, as in NumPy.
         turned: the matrix is the right operand.
         in_place: write the result into ``matrix``.
 
@@ -104,10 +107,11 @@ def binary(
     if found is not NotImplemented:
         return found
     both = isinstance(other, Handle)
-    if both and not in_place and _is_along(matrix, other):
-        matrix, other, turned = other, matrix, not turned  # a row or a column on the left
-    d, along = matrix.descriptor, both and _is_along(other, matrix)
     call = f"matrix {symbol}{'=' if in_place else ''}"
+    if both and not in_place:
+        matrix, other, turned = _arranged(call, matrix, other, turned)
+        left, right = (other, matrix) if turned else (matrix, other)
+    d, along = matrix.descriptor, both and _is_along(other, matrix)
     ctx = context_of(call, matrix, other)
     with ctx.agreement(call) as facts:
         is_vector = _is_vector(other)
@@ -153,6 +157,37 @@ def _is_along(other: Handle, matrix: Handle) -> bool:
     """Return whether a matrix is one row, or one column, that goes along a larger one of its context. Local."""
     (m, n), its = matrix.shape, other.shape
     return other.context is matrix.context and its != (m, n) and its in ((1, n), (m, 1), (1, 1))
+
+
+def _arranged(call: str, matrix: Matrix, other: Matrix, turned: bool) -> tuple[Matrix, Matrix, bool]:
+    """Return two matrices, the first of which has the result's shape, and whether it is on the right.
+
+    Local, but collective over the context for a row and a column: the first is spread over a matrix.
+    """
+    if _is_along(matrix, other):
+        return other, matrix, not turned
+    (m, n), (rows, cols) = matrix.shape, other.shape
+    if other.context is matrix.context and (m == 1, n == 1, rows == 1, cols == 1) in _ACROSS:
+        return _spread(call, matrix, other), other, turned
+    return matrix, other, turned
+
+
+_ACROSS = ((True, False, False, True), (False, True, True, False))  # a row and a column, a column and a row
+
+
+def _spread(call: str, matrix: Any, other: Handle) -> Any:
+    """Return a matrix whose rows, or columns, are all equal to one, as many as another one has. Collective."""
+    ctx, d, its = matrix.context, matrix.descriptor, other.descriptor
+    with ctx.agreement(call) as facts:
+        facts.update({"one": d, "the other": its})
+        rows, cols = (d, its) if d.shape[1] == 1 else (its, d)
+        shape, block = (rows.shape[0], cols.shape[1]), (rows.block[0], cols.block[1])
+        out = ctx.allocate(MatrixDescriptor(shape, block, d.grid, dtype=d.dtype, order=d.order))
+    line = matrix.allgather()
+    with ctx.agreement(f"{call}: spreading"):
+        here = np.broadcast_to(_part_of_vector(call, line, out), out.local.shape)
+        ctx.engine.from_host(out.local, np.ascontiguousarray(here))
+    return out
 
 
 def _is_vector(x: object) -> bool:
@@ -230,7 +265,7 @@ def _compute(symbol: str, left: Any, right: Any, matrix: Matrix, dtype: np.dtype
     x, y = (_operand(each, dtype, xp, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
         y = y if same_memory(out.local, right.local) else y.copy()  # NumPy does so itself, CuPy does not
-    function = getattr(xp, _FUNCTIONS[symbol])
+    function = getattr(xp, FUNCTIONS[symbol])
     if symbol == "**" and dtype.kind == "c" and y.ndim == 0 and _is_whole(y):
         function = partial(_whole_power, xp)
     if not known:

@@ -49,25 +49,27 @@ def as_column(call: str, a: Handle, vector: NDArray[Any], name: str = "b") -> An
         return column
 
 
-def by_column(function: Callable[..., Any], a: Any, arguments: Mapping[str, Any]) -> Any:
+def by_column(function: Callable[..., Any], a: Any, arguments: Mapping[str, Any], vector: str = "b") -> Any:
     """Return what a function finds for a vector B, as vectors: X, or a tuple that begins with X. Collective.
 
     Args:
         function: takes B as a matrix of one column.
         a: the matrix that decides on B's layout and type.
         arguments: the function's, by name.
+        vector: which is the vector; "a": the function takes it as a matrix of one row, and A as "b".
 
     Raises:
         ArgumentError: A is no matrix, the vector is complex and A real, or it holds no numbers.
         RankMismatchError: the ranks gave different vectors.
     """
-    name, vector = function.__name__, arguments["b"]
+    name = function.__name__
     if not isinstance(a, Handle):
-        refuse(name, ArgumentTypeError(f"{next(iter(arguments))}: {no_matrix(a)}"))
+        other = next(each for each in arguments if each != vector)
+        refuse(name, ArgumentTypeError(f"{other}: {no_matrix(a)}"))
     with context_of(name, a).running(name):
-        column = as_column(name, a, vector)
-        found = function(**{**arguments, "b": column})
+        column = as_column(name, a, arguments[vector], vector)
+        found = function(**{**arguments, vector: column if vector == "b" else column.T})
         if not isinstance(found, tuple):
-            return found.allgather()[:, 0]
-        x = found[0].allgather()[:, 0]
+            return found.allgather().reshape(-1)
+        x = found[0].allgather().reshape(-1)
         return found._replace(x=x) if hasattr(found, "_replace") else (x, *found[1:])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
@@ -15,7 +16,6 @@ from ..layout.descriptor import expanded, is_integer
 from ..runtime.handle import Handle
 from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
-from .columns import by_column, is_vector
 from .creation import Block, GridLike, shard_layout
 from .products import matmul
 
@@ -42,8 +42,6 @@ class DistributedMatrix(Handle):
         context: the context it belongs to.
         descriptor: its layout.
     """
-
-    __array_ufunc__ = None  # NumPy arrays leave operators to us
 
     def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
         super().__init__(context, descriptor, local)  # Python's errors name this class
@@ -267,14 +265,10 @@ class DistributedMatrix(Handle):
 
         With a vector, a NumPy array of one dimension that all ranks have alike, it is a vector, which every rank gets.
         """
-        if is_vector(other):
-            return by_column(matmul, self, {"a": self, "b": other})
         found = arithmetic.reflected("__rmatmul__", self, other)
         return matmul(self, other) if found is NotImplemented else found
 
     def __rmatmul__(self, other: Any) -> Any:
-        if is_vector(other):
-            return by_column(matmul, self.T, {"a": self.T, "b": other})
         return matmul(other, self)
 
     def __add__(self, other: Operand) -> DistributedMatrix:
@@ -504,6 +498,33 @@ class DistributedMatrix(Handle):
             return reductions.diagonal(self)
 
     # -- what only NumPy arrays can do
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute NumPy's function of this matrix, as ``map`` does, or what an operator does. Collective."""
+        if method == "__call__" and not options and ufunc.nout == 1:
+            if ufunc.nin == 1:
+                return self.map(ufunc)
+            left, right = inputs
+            if ufunc in (np.equal, np.not_equal):
+                return self == left  # which says what to use instead
+            if ufunc is np.matmul:
+                return right.__rmatmul__(left) if right is self else self @ right
+            for symbol, name in arithmetic.FUNCTIONS.items():
+                if ufunc is getattr(np, name):
+                    return arithmetic.binary(
+                        symbol, self, left if right is self else right, turned=right is self
+                    )
+        raise ArgumentTypeError(
+            f"numpy.{ufunc.__name__} does not take a DistributedMatrix in this way: A.map(function) computes with each "
+            f"element, operators with those of two matrices; {_INSTEAD}"
+        )
+
+    if not TYPE_CHECKING:  # which would then know every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            known = hasattr(np.ndarray, name) and not name.startswith("_")
+            hint = f", as NumPy's arrays have: {_INSTEAD}" if known else ""
+            raise AttributeError(f"a DistributedMatrix has no {name!r}{hint}", name=name, obj=self)
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
         raise ArgumentTypeError(

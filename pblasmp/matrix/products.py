@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..dtypes import result_dtype
 from ..engines.product import Product
 from ..epilogue import Epilogue, Scales
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
 from ..layout.problem import nearest_legal
@@ -19,7 +19,9 @@ from ..layout.schemes import scheme_operands
 from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local
 from ..runtime.matrix_calls import MatrixCall
+from ..runtime.reading import refuse
 from ..runtime.runtime import Runtime
+from .columns import by_column, is_vector
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -48,7 +50,9 @@ def matmul(
     """Return ``alpha op(A) op(B) + beta C``. Collective over the context.
 
     Args:
-        a, b: matrices of one context and one type, in any layouts; 16-bit types are summed in float32.
+        a, b: matrices of one context and one type, in any layouts; 16-bit types are summed in float32. One of them may
+            be a vector: a NumPy array of one dimension that every rank has alike, which is converted to the matrix's
+            type. Then so is the result.
         c: of the result's shape and type; None means zeros. Laid out otherwise it is moved first. With ``beta == 0``
             it is never read.
         out: where to write the result, which may be ``c``; by default a new matrix: blocks of op(A)'s rows and op(B)'s
@@ -79,6 +83,8 @@ def matmul(
     See Also:
         plan, to prepare a product that is repeated; ``a @ b``.
     """
+    if is_vector(a) or is_vector(b):
+        return cast("Matrix", _by_vector(a, b, locals()))
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
     )
@@ -90,6 +96,18 @@ def matmul(
         )  # fmt: skip
     product: Matrix = _call(a, b, c, out, how, plain).run()
     return product
+
+
+def _by_vector(a: Any, b: Any, arguments: dict[str, Any]) -> Any:
+    """Return ``matmul`` of a matrix and a vector, or of a vector and a matrix, as a vector. Collective."""
+    vector, matrix = ("b", a) if is_vector(b) else ("a", b)
+    op = arguments[f"op_{vector}"]
+    if not one_of(op, ("N",)):
+        error = (
+            f"op_{vector}: {vector} is a vector, which has no transpose: expected 'N', got {short_repr(op)}"
+        )
+        refuse("matmul", ArgumentError(error), matrix)
+    return by_column(matmul, matrix, arguments, vector)
 
 
 def matmul_call(

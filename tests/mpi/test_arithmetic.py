@@ -8,12 +8,13 @@ from array import array
 from collections import UserList, deque
 from enum import IntEnum
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
 from tests.helpers.cases import TYPES, layout, misplaced, numbers, refuses, scattered
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn
@@ -159,7 +160,7 @@ def vectors(ctx, a):
         refuses(ctx, pb.ArgumentError, said, function, a, a[0:1, :7])
     refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 7)"], operator.sub, a[0:1, :7], a)
     refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.iadd, a[0:1], a)
-    refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.mul, a[0:1], a[:, :1])
+    refuses(ctx, pb.ArgumentError, ["the left matrix is (1, 8)"], operator.imul, a[0:1], a[:, :1])
     for left, right in ((a[0:1], a[:1, :1]), (a[:1, :1], a[:, 0:1]), (a[:, 3:4], a[1:2, 1:2])):
         shape = np.broadcast_shapes(left.shape, right.shape)
         assert not misplaced((left + 1) / (right + 2), np.full(shape, 0.5)), f"one element along {shape}"
@@ -170,6 +171,84 @@ def vectors(ctx, a):
         words = ["a vector on rank", "the ranks gave different arguments: left"]
         refuses(ctx, pb.RankMismatchError, words, operator.sub, np.ones(8) if mine == last else 1, a)
     assert not misplaced(a, np.zeros((6, 8))), "vectors are refused, and nothing is written"
+
+
+@on_ranks(1, 4)
+def test_vectors_in_products(comm):
+    """``pb.matmul`` takes the vectors that ``@`` takes; its other arguments mean what they mean for matrices."""
+    rng = np.random.default_rng(3)
+    with pb.Context(comm, engine="host") as ctx:
+        whole = numbers(rng, (6, 8), "complex128")
+        v, w = (numbers(rng, n, "complex64") for n in (8, 6))
+        a = ctx.scatter(whole if comm.rank == 0 else None, block=(2, 3), order="F")
+        for found, expected in (
+            (pb.matmul(a, v), whole @ v),
+            (a @ v, whole @ v),
+            (pb.matmul(w, a, alpha=2), 2 * (w @ whole)),
+            (w @ a, w @ whole),
+            (pb.matmul(a, w, op_a="C"), whole.conj().T @ w),
+            (pb.matmul(v, a, op_b="C"), v @ whole.conj().T),
+            (pb.matmul(v, a, op_b="T"), v @ whole.T),
+            (pb.matmul(a.T[1:, :], w), whole.T[1:] @ w),
+            (np.matmul(a, v), whole @ v),
+        ):
+            assert found.shape == expected.shape
+            assert np.array_equal(found, expected)
+        refuses(ctx, pb.ArgumentError, ["op_b: b is a vector", "'T'"], partial(pb.matmul, op_b="T"), a, v)
+        refuses(ctx, TypeError, ["a: expected a DistributedMatrix", "one column"], pb.matmul, v, v)
+        refuses(ctx, TypeError, ["b: expected", "one column"], pb.plan, pb.matmul, a, v)
+        if comm.size > 1:
+            refuses(ctx, pb.RankMismatchError, ["digest"], pb.matmul, a, v + comm.rank)
+
+
+@on_ranks(1, 4)
+def test_rows_with_columns(comm):
+    """They make a matrix, laid out like the left operand."""
+    rng = np.random.default_rng(4)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtypes in (("float64", "complex64"), ("bfloat16", "bfloat16")):
+            shapes, orders = ((5, 1), (1, 7)), "CF"
+            x, y = (
+                nonzero(numbers(rng, shape, "float64")).astype(as_dtype(d))
+                for shape, d in zip(shapes, dtypes, strict=True)
+            )
+            a, b = (
+                ctx.scatter(z, block=2 + k, order=orders[k], grid=(1, comm.size))
+                for k, z in enumerate((x, y))
+            )
+            for symbol, function in SYMBOLS.items():
+                for left, right, one, other in ((a, b, x, y), (b, a, y, x)):
+                    found, expected = function(left, right), function(one, other)
+                    assert np.allclose(found.allgather().astype(complex), expected.astype(complex)), symbol
+                    assert found.dtype == expected.dtype
+                    assert found.descriptor.block == (2, 3)
+                    assert (found.descriptor.order, found.descriptor.grid) == (
+                        left.descriptor.order,
+                        a.descriptor.grid,
+                    )
+            refuses(ctx, pb.ArgumentError, ["the left matrix is (5, 1)"], operator.iadd, a, b)
+
+
+@on_ranks(1, 3)
+def test_functions_of_numpy(comm):
+    """Those of one matrix are ``map``'s, those of two are operators."""
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        whole = numbers(rng, (6, 8), "float64")
+        a, row = ctx.scatter(whole, block=2), whole[0]
+        for function in (np.exp, np.abs, np.negative, np.sqrt):
+            assert np.array_equal(function(a * a).allgather(), function(whole * whole))
+        for function in (np.add, np.subtract, np.multiply, np.divide, np.power):
+            for left, right, one, other in (
+                (a, 2.0, whole, 2.0),
+                (row, a * a + 1, row, whole**2 + 1),
+                (a, a, whole, whole),
+            ):
+                with np.errstate(all="ignore"):
+                    assert np.allclose(
+                        function(left, right).allgather(), function(one, other), equal_nan=True
+                    )
+        refuses(ctx, pb.ArgumentError, ["returned bool", "dtype="], np.isnan, a)
 
 
 @on_ranks(1, 4)
@@ -257,7 +336,12 @@ def test_no_array(comm):
             arguments = (a, a) if function in (np.dot, np.allclose) else (a,)
             words = ["numpy", function.__name__, "gather()"]
             refuses(ctx, TypeError, words, function, *arguments)
-        refuses(ctx, TypeError, [], np.sin, a)
+        for function in (np.modf, np.add.reduce, partial(np.exp, out=np.ones((6, 8)))):
+            refuses(ctx, TypeError, ["A.map(function)", "gather()"], function, a)
+        refuses(ctx, TypeError, ["numpy.floor_divide does not take"], np.floor_divide, a, 2)
+        refuses(ctx, TypeError, ["numpy.add does not take"], operator.iadd, np.ones((6, 8)), a)
+        for name, words in (("argmax", ["no 'argmax', as NumPy's", "gather()"]), ("argmx", ["no 'argmx'"])):
+            refuses(ctx, AttributeError, words, getattr, a, name)
         refuses(ctx, TypeError, ["has no truth value"], bool, a)
         for compared in (operator.eq, operator.ne):
             for right in (a, ctx.eye(4), 1, None, np.zeros((6, 8))):

@@ -634,15 +634,6 @@ def test_zarr_saves(comm, directory):
                 zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
                 zarr.open_group(path, mode="a")
 
-        def make_array(done, total):  # another job, while this one writes
-            if comm.rank == 0 and done == total and not path.exists():
-                zarr.create_array(path, data=np.zeros((7, 7)))
-
-        a.save(path, progress=make_array)
-        assert values_of(ctx, path, None) == [1], "an array that another job made"
-        if comm.rank == 0:
-            shutil.rmtree(path)
-        comm.Barrier()
         refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
         assert on_rank_0(comm, lambda: names(here)) == [], "a failure leaves no groups: left"
         a.save(path, dataset="p/q/x", progress=make_group)
@@ -692,6 +683,21 @@ def test_zarr_saves(comm, directory):
         refuses(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
         left = on_rank_0(comm, lambda: names(here))
         assert left == ["g.zarr", "old.zarr", "old_group.zarr"], "nothing else"
+
+
+@on_ranks(2)
+def test_two_jobs_make_one_zarr_array(comm, directory):
+    """The later one replaces it, as with files."""
+    path = Path(directory) / "a.zarr"
+
+    def make_array(done, total):  # the other job, while this one writes
+        if comm.rank == 0 and done == total and not path.exists():
+            zarr.create_array(path, data=np.zeros((7, 7)))
+
+    with pb.Context(comm, engine="host") as ctx:
+        ctx.full((4, 4), 1.0, block=2).save(path, progress=make_array)
+        assert values_of(ctx, path, None) == [1]
+    assert on_rank_0(comm, lambda: names(directory)) == ["a.zarr"], "nothing else"
 
 
 @pytest.mark.parametrize("one_step", [True, False])
