@@ -185,15 +185,6 @@ class Ranks:
         return Hashed(Hashed(range(first, min(first + self.per_node, self.size))) for first in firsts)
 
 
-class PlannedExchange:
-    """An exchange of which only the two sides are known: what every rank moves is counted when it is asked for."""
-
-    sent_bytes = copied_bytes = 0
-
-    def __init__(self, src: Side, dst: Side, dtype: np.dtype) -> None:
-        self.src, self.dst, self.dtype, self.order = src, dst, dtype, dst.order
-
-
 class _OneOfMany(Serial):
     """The communicator of a rank that is never asked for more than its own."""
 
@@ -244,6 +235,8 @@ class DryTransport(Transport):
     """
 
     why_not_shared = ""
+    cuts = True
+    """Messages of an exchange with few at a time are cut."""
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.comm: Any = _OneOfMany()
@@ -258,7 +251,7 @@ class DryTransport(Transport):
         self._exchanges = 0
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Any:
-        """Return an exchange between two layouts. Local.
+        """Return the two sides of an exchange: what every rank moves is counted when it is asked for. Local.
 
         Raises:
             ArgumentError: there are too many of them to be counted one by one.
@@ -268,7 +261,7 @@ class DryTransport(Transport):
             raise ArgumentError(
                 f"a problem of more than {MOST_EXCHANGES // 2} panels is too large to be counted panel by panel"
             )
-        return PlannedExchange(src, dst, dtype)
+        return SimpleNamespace(src=src, dst=dst, dtype=dtype, order=dst.order, sent_bytes=0, copied_bytes=0)
 
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
         """Count messages. Local."""
@@ -290,7 +283,8 @@ class DryTransport(Transport):
         """Note an exchange. Local."""
         del src, dst, conjugate
         x = exchange.src, exchange.dst
-        key = id(x[0].cells), id(x[1].cells), x[1].order, exchange.dtype.itemsize, slots
+        cut = slots if self.cuts else None
+        key = id(x[0].cells), id(x[1].cells), x[1].order, exchange.dtype.itemsize, cut
         self.moves.setdefault(key, []).append(x)
         return _Done()
 

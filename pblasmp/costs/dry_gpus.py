@@ -23,13 +23,7 @@ class _DryGpuTransport(DryTransport):
     """The transport of a GPU: no memory is shared, and no message is cut."""
 
     why_not_shared = "GPUs share no memory"
-
-    def start_exchange(
-        self, exchange: Any, src: Any, dst: Any, *, conjugate: bool = False, slots: int | None = None
-    ) -> Any:  # fmt: skip
-        """Write an exchange down. Local."""
-        del slots
-        return super().start_exchange(exchange, src, dst, conjugate=conjugate)
+    cuts = False
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
         """Return the type that partial sums travel in: that of the result. Local."""
@@ -40,13 +34,11 @@ class _PassedPanels(OwnPanels):
     """A GPU's own panels: each rank passes one on to the next."""
 
     def publish(self, k: int) -> None:
-        """Count that a panel is sent. Local."""
-        self.again(k, slice(self.shape.bounds(k)[0], None))
+        """Do nothing: a panel is sent when its rank fetches it, too. Local."""
 
     def fetch(self, k: int) -> Any:
         """Return a panel from its diagonal on. Local."""
-        rows = slice(self.shape.bounds(k)[0], None)
-        return self.own(k)[rows] if self.has(k) else self.again(k, rows)
+        return self.again(k, slice(self.shape.bounds(k)[0], None))
 
     def again(self, k: int, rows: slice) -> Any:
         """Return rows of a panel. Local."""
