@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -75,22 +75,19 @@ def traffic(
     if most is not None and isinstance(asked, FactorProblem) and len(np.unique(like)) > most:
         chosen = np.linspace(0, ranks.size - 1, most).astype(np.int64)
         like = chosen[np.searchsorted(chosen, np.arange(ranks.size), "right") - 1]
-    runs = {0: first} | {rank: _run(ranks, rank, task, gpus=gpus) for rank in sorted({*like.tolist()} - {0})}
-    counts = Counts.none(ranks.size)
+    runs = [
+        first,
+        *(_run(ranks, rank, task, gpus=gpus) for rank in np.unique(like).tolist() if rank),
+    ]
+    numbers = np.searchsorted([run.engine.transport.rank for run in runs], like)
+    every = {name: in_64_bits([run.numbers[name] for run in runs], asked)[numbers] for name in first.numbers}
+    counts = Counts(*(every.pop(each.name) for each in fields(Counts)))
     for (_, _, _, itemsize, slots), moves in asks.moves.items():
         counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
-    for rank, run in runs.items():
-        _add_others(counts, ranks, np.flatnonzero(like == rank), run, shares=not gpus)
-    numbers = np.searchsorted([*runs], like)
     pieces = max((1, *map(len, asks.moves.values()), *asks.messages.values()))  # of an operand, or to a rank
-
-    def every(of: Any) -> Numbers:
-        return in_64_bits([of(run) for run in runs.values()], asked)[numbers]
-
     return counted_traffic(
         ranks, counts, call=str(problem), algorithm=first.algorithm, path=first.path, like=numbers,
-        flops=every(lambda x: x.engine.operations.flops), memory_bytes=every(lambda x: x.memory),
-        shapes=[run.engine.operations.shapes for run in runs.values()], touched_bytes=every(lambda x: x.touched),
+        shapes=[run.engine.operations.shapes for run in runs], **every,
         meetings=asks.calls["fence"], collectives=asks.calls["sum"],
         pieces=_PARTS if isinstance(asked, ParallelProblem) else pieces,
     )  # fmt: skip
@@ -187,19 +184,19 @@ def operands_of(engine: HostEngine, problem: AnyProblem) -> Operands:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one rank does: what its engine has counted, and bytes by what is done with them."""
+    """What one rank does: what its engine has counted, and what it does outside of exchanges, as in ``Traffic``."""
 
     algorithm: str
     path: str
     engine: DryEngine
-    sent: int
-    copied: int
-    touched: int
-    memory: int
+    numbers: dict[str, int]
 
 
 def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
-    """Prepare and run a problem on one rank, dry."""
+    """Prepare and run a problem on one rank, dry.
+
+    Sums move as much as their algorithm reports: parts and sums travel once.
+    """
     engine, problem = _engine(ranks, rank, gpus=gpus), task.problem
     operands = operands_of(engine, problem)
     product, choice = prepare(engine, task, operands)
@@ -211,13 +208,26 @@ def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
         held = sum(x.nbytes for x in arrays if x is not None)
     else:
         held = sum(_held(x, rank) for x in _matrices(problem).values())
+    asks = engine.transport
     if isinstance(problem, FactorProblem):  # whose products do not say
-        sent, kept = engine.transport.sent.total(), engine.transport.kept.nbytes
+        sent, kept = asks.sent.total(), asks.kept.nbytes
     else:
         sent, copied = product.sent_bytes, product.copied_bytes
         kept = product.workspace.host_bytes + product.workspace.device_bytes
-    touched = max(0, written - copied)
-    return _Run(choice.name, product.path, engine, sent, copied, touched, held + kept)
+    sums = sent - asks.sent.total()
+
+    def near(moved: Mapping[int, int]) -> int:
+        node = rank // ranks.per_node
+        here = sum(nbytes for other, nbytes in moved.items() if other // ranks.per_node == node)
+        return here + (sums if len(ranks.nodes) == 1 else 0)
+
+    numbers = {
+        "sent_bytes": sent, "received_bytes": sums + asks.received.total(), "messages": asks.messages.total(),
+        "node_bytes": near(asks.sent), "node_received": near(asks.received), "copied_bytes": copied,
+        "shared_bytes": 0 if gpus else copied, "touched_bytes": max(0, written - copied),
+        "flops": engine.operations.flops, "memory_bytes": held + kept,
+    }  # fmt: skip
+    return _Run(choice.name, product.path, engine, numbers)
 
 
 def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> DryEngine:
@@ -285,24 +295,3 @@ def _held(x: MatrixDescriptor, rank: int) -> int:
         return 0
     rows, cols = x.local_shape(rank)
     return x.lld(rank) * (rows if x.order == "C" else cols) * x.dtype.itemsize
-
-
-def _add_others(counts: Counts, ranks: Ranks, members: Numbers, run: _Run, *, shares: bool) -> None:
-    """Add what ranks that do alike send and copy outside exchanges; if ranks share memory, from or to that of a node.
-
-    Sums move as much as their algorithm reports: parts and sums travel once.
-    """
-    asks, sums = run.engine.transport, run.sent - run.engine.transport.sent.total()
-
-    def near(moved: Mapping[int, int]) -> int:
-        node = asks.rank // ranks.per_node
-        here = sum(nbytes for rank, nbytes in moved.items() if rank // ranks.per_node == node)
-        return here + (sums if len(ranks.nodes) == 1 else 0)
-
-    more = {
-        "copied_bytes": run.copied, "shared_bytes": run.copied if shares else 0, "sent_bytes": run.sent,
-        "received_bytes": sums + asks.received.total(), "messages": asks.messages.total(),
-        "node_bytes": near(asks.sent), "node_received": near(asks.received),
-    }  # fmt: skip
-    for name, number in more.items():
-        getattr(counts, name)[members] += number
