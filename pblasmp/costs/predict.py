@@ -295,8 +295,6 @@ def kernel_seconds(here: NodeOf, kernel: Kernel, remarks: list[str]) -> float:
     That is the longer one of its operations at the rate of products and the bytes that it touches, and its columns.
     """
     name, dtype, m, n, k = kernel
-    if name == "swap":
-        return 2 * m * n * as_dtype(dtype).itemsize / here.copy.bytes_per_second
     if dtype not in here.gemm:
         dtype = accumulation_dtype(as_dtype(dtype)).name  # the host multiplies in that
     size = (m * n * k) ** (1 / 3)

@@ -49,9 +49,10 @@ class Traffic:
         memory_bytes: operands, result and workspace.
         shapes: for each class of ranks that compute alike, how often a kernel is run, by its name, type, m, n and k:
             "gemm", with m and n exchanged if CPU ranks write in row-major order; "trsm" with k = m equations; "potrf",
-            "getrf", "geqrt"; "gemqrt" with k reflectors; "swap": exchanges of m rows of n columns.
+            "getrf", "geqrt"; "gemqrt" with k reflectors.
         like: the class of each rank.
-        touched_bytes: bytes that each rank writes in local sums and copies, besides ``copied_bytes``.
+        touched_bytes: bytes that each rank writes in local sums, copies and exchanges of rows, besides
+            ``copied_bytes``.
         links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
             that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
