@@ -21,6 +21,7 @@ from ..layout.value import time_text
 from ..problems.files import load_model
 from .machines import Machine, load_machine
 from .predict import MOST_RANKS, Prediction, planned_ranks, predict, time_of_move
+from .traffic import operands_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -191,18 +192,15 @@ class _Wanted(NamedTuple):
 
     Attributes:
         on: returns it on a grid, with the best block.
-        nbytes: of all matrices of a product, or of A.
         grids: returns those to try for so many ranks.
     """
 
     on: Callable[[Grid], MatmulProblem | FactorProblem]
-    nbytes: int
     grids: Callable[[int], Iterable[Grid]]
 
 
 def _wanted(m: object, n: object, k: object, dtype: DTypeLike, order: Any) -> _Wanted:
     """Return what advice is wanted for, or raise ArgumentError. Local."""
-    item = as_dtype(dtype).itemsize
     if isinstance(m, str):
         name = m
         if name not in BY_NAME:
@@ -216,15 +214,13 @@ def _wanted(m: object, n: object, k: object, dtype: DTypeLike, order: Any) -> _W
 
         # One row of processes, on which panels need not move, and the squarest grid: panels are dealt round the ranks
         # whatever the layout is, so others are no better.
-        return _Wanted(
-            factored, size**2 * item, lambda ranks: dict.fromkeys((Grid(1, ranks), Grid.squarest(ranks)))
-        )
+        return _Wanted(factored, lambda ranks: dict.fromkeys((Grid(1, ranks), Grid.squarest(ranks))))
     m, n, k = (integer(x, name, 1, ArgumentError) for x, name in zip((m, n, k), "mnk", strict=True))
 
     def multiplied(grid: Grid) -> MatmulProblem:
         return MatmulProblem.gemm(m, n, k, grid, _block(m, n, k, grid), dtype=dtype, order=order or "C")
 
-    return _Wanted(multiplied, (m * k + k * n + m * n) * item, partial(_grids, m, n, k))
+    return _Wanted(multiplied, partial(_grids, m, n, k))
 
 
 def _choices(wanted: _Wanted, ranks: int, machine: Machine) -> Iterator[Choice]:
@@ -274,11 +270,10 @@ def _least_ranks(wanted: _Wanted, ranks: int, machine: Machine) -> int:
     most = MOST_RANKS if machine.network is not None else machine.ranks_per_node
     count = 1 << ranks.bit_length()
     while count <= most:
-        if wanted.nbytes / count <= machine.memory_bytes:
-            problem = wanted.on(Grid.squarest(count))
-            algorithm = "panels" if isinstance(problem, MatmulProblem) else "auto"
-            if predict(problem, machine, algorithm).fits:
-                return count
+        problem = wanted.on(Grid.squarest(count))
+        algorithm = "panels" if isinstance(problem, MatmulProblem) else "auto"
+        if operands_bytes(problem) <= machine.memory_bytes and predict(problem, machine, algorithm).fits:
+            return count
         count *= 2
     return 0
 

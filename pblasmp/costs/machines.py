@@ -7,11 +7,12 @@ descriptors/README.md explains the files.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
 
 from ..errors import ArgumentError, counted, required, short_repr
 from ..problems.files import find, load_table, to_toml
@@ -77,28 +78,18 @@ class NodeOf:
         return self.gemm.get(dtype) or self.gemm.get(_LIKE.get(dtype, ""), ())
 
     def rate(self, dtype: str, size: float) -> float:
-        """Return the operations per second in products of n × n matrices, interpolated between measured n. Local.
+        """Return the operations per second in products of n × n matrices. Local.
 
-        A type that was not measured has the rate of the real type of its precision, or else that of float32.
+        They are interpolated in logarithms between measured n, and outside of these as at the next one. A type that was
+        not measured has the rate of the real type of its precision, or else that of float32.
         """
-        curve = self._curve(dtype) or self._curve("float32")
-        return _between(curve or next(iter(self.gemm.values())), size)
+        curve = self._curve(dtype) or self._curve("float32") or next(iter(self.gemm.values()))
+        return float(np.exp(np.interp(math.log(size), *np.log(curve).T)))
 
     def largest(self, dtype: str) -> int:
         """Return the largest n of products that was measured for a type, 0 if none was. Local."""
         curve = self._curve(dtype)
         return curve[-1][0] if curve else 0
-
-
-def _between(curve: Curve, size: float) -> float:
-    """Return the value at ``size``, interpolated in logarithms; outside of the curve that of its end."""
-    sizes = [n for n, _ in curve]
-    i = bisect_left(sizes, size)
-    if i in (0, len(curve)):
-        return curve[min(i, len(curve) - 1)][1]
-    (low, below), (high, above) = curve[i - 1], curve[i]
-    part = math.log(size / low) / math.log(high / low)
-    return math.exp(math.log(below) * (1 - part) + math.log(above) * part)
 
 
 _LIKE = {"complex64": "float32", "complex128": "float64", "float16": "bfloat16", "bfloat16": "float16"}

@@ -200,12 +200,8 @@ def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: in
         flops=nothing + in_64_bits([flops // size], problem), memory_bytes=nothing + held,
         shapes=[Counter({("gemm", dtype, side, side, side): 1})],
     )  # fmt: skip
-    found = _timed(machine, counts, kind_of(problem))
     remark = "its matrices alone do not fit: only its operations are counted, at the speed of products"
-    return replace(
-        found, low=_WIDE[0] * found.seconds, high=_WIDE[1] * found.seconds,
-        extrapolated=(*found.extrapolated, remark),
-    )  # fmt: skip
+    return _timed(machine, counts, kind_of(problem), remark)
 
 
 def kind_of(problem: AnyProblem) -> str:
@@ -223,10 +219,10 @@ def time_of_move(source: MatrixDescriptor, target: MatrixDescriptor, machine: Ma
     return _timed(machine, counts, "move")
 
 
-def _timed(machine: Machine, counts: Traffic, kind: str) -> Prediction:
+def _timed(machine: Machine, counts: Traffic, kind: str, *known: str) -> Prediction:
     """Return how long counts take: kernels by their rates, messages and copies by theirs, and latencies of all."""
     here, remark = machine.node_of(counts.ranks_per_node)
-    remarks = [remark] if remark else []
+    remarks = [each for each in (remark, *known) if each]
     if not machine.measured:
         remarks.append(f"{machine.name} was not measured")
     size, several = counts.nranks, counts.nranks > counts.ranks_per_node
