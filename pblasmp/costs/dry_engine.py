@@ -25,7 +25,7 @@ from ..engines.arrays import blas_operand
 from ..engines.composite import ExchangeMove
 from ..engines.host.host_engine import HostEngine
 from ..engines.host.host_operations import HostOperations
-from ..engines.transport import Transport
+from ..engines.protocol import Transport
 from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed

@@ -64,7 +64,7 @@ NUMBERS = [
     ("errors", "comm.process_group._LOOK_SECONDS", lambda x: f"{x * 1000:.0f} ms", "ranks poll every {}"),
     ("gpu", "engines.gpu.runtime.health._EXIT_SECONDS", str, "ends a process {} seconds after"),
     ("gpu", "engines.gpu.gpu_transport.PANEL_BYTES", mib, "pinned memory, {} at a time"),
-    ("host-engine", "engines.transport.SHARE", lambda x: f"{x * 100:.0f} %", "fits into {} of the free memory"),
+    ("host-engine", "engines.protocol.SHARE", lambda x: f"{x * 100:.0f} %", "fits into {} of the free memory"),
     ("host-engine", "engines.dense.stationary._LARGER", {2: "twice"}.get, "move at least {} as much"),
     ("host-engine", "engines.dense.stationary._LEAST", power_of_two, "and {} elements or more"),
     ("host-engine", "engines.host.host_operations.HostOperations.panel", str, "in panels of {} along k"),

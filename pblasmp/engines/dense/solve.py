@@ -24,9 +24,8 @@ from ..composite import QueuedProduct
 from ..local.slab_terms import THIN, triangle_of
 from ..method import ArrayMethod
 from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
-from ..protocol import Engine
+from ..protocol import Engine, Transfer
 from ..request import AnyProblem, Operands, Options
-from ..transport import Transfer
 
 # most columns of a rank, relative to the average, in D's own layout, and where process columns deal out their blocks
 _EVEN, _AS_EVEN = 1.25, 1.05

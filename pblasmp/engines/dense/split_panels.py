@@ -22,8 +22,7 @@ from ...layout.axis import Axis
 from ...layout.intersection import strided
 from ..moving.tree import Line, Outbox
 from ..operations import Operations
-from ..protocol import Engine
-from ..transport import Transfer
+from ..protocol import Engine, Transfer
 from .factor_panels import OwnPanels, Reflector
 
 Array = Any

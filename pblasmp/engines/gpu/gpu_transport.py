@@ -14,7 +14,7 @@ from ...comm import Agreement, CellArrays, Exchange, Side
 from ...comm.communicator import flat
 from ...dtypes import is_float8, real_dtype
 from ...layout.intersection import Piece, both_views
-from ..transport import SHARE, Transfer, Transport
+from ..protocol import SHARE, Transfer, Transport
 from .gpu_operations import GpuOperations
 from .kernels.views import View, moves, transposing_moves
 from .peers.inbox import Inbox

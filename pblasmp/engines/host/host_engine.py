@@ -35,9 +35,8 @@ from ..arrays import overlap
 from ..composite import ExchangeMove
 from ..direct import Direct, alias
 from ..operations import Operations
-from ..protocol import Engine, Method, Traits
+from ..protocol import Engine, Method, Traits, Transport
 from ..tensor import algorithms
-from ..transport import Transport
 from . import blas, spectral_libraries
 from .blas import ThreadLimit
 from .direct import FIRST_SLABS, HostDirect

@@ -15,7 +15,7 @@ from ...comm.board import Board
 from ...comm.shared_memory import Progress, await_flag
 from ...logs import logger
 from ...resources import available_bytes
-from ..transport import SHARE, Transfer, Transport
+from ..protocol import SHARE, Transfer, Transport
 
 
 class Buffers:

@@ -24,9 +24,8 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
 from ...layout.caches import Hashed
 from ...layout.grid import coordinates
-from ..protocol import Engine
+from ..protocol import Engine, Transfer
 from ..request import Options
-from ..transport import Transfer
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..protocol import Engine
-from ..transport import Transfer
+from ..protocol import Engine, Transfer
 
 Array = Any
 

@@ -16,9 +16,8 @@ from typing import Any
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ..method import follower_refusal, library_refusal, travel_refusal
-from ..protocol import Engine
+from ..protocol import Engine, Transfer
 from ..request import Operands, Options
-from ..transport import Transfer
 from .tensor_product import Memory, OperandsT, ParallelProduct, TensorMethod, TensorProduct
 
 Array = Any
