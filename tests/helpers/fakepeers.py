@@ -32,9 +32,9 @@ from pblasmp.engines.gpu.kernels.kernels import check_added
 from pblasmp.engines.gpu.kernels.lt_product import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View
-from pblasmp.engines.gpu.peers.windows import ONE_KERNEL_INBOXES, SLOTS
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
+from pblasmp.engines.gpu.runtime.windows import ONE_KERNEL_INBOXES, SLOTS
 from tests.helpers.fakecublas import Cublas
 from tests.helpers.fakelt import why_not_8_bits
 from tests.helpers.fakenvrtc import SHARED_MEMORY

@@ -17,7 +17,7 @@ from ...layout.intersection import Piece, both_views
 from ..protocol import SHARE, Transfer, Transport
 from .gpu_operations import GpuOperations
 from .kernels.views import View, moves, transposing_moves
-from .peers.inbox import Inbox
+from .runtime.inbox import Inbox
 from .session import Session
 from .types import carried, stored_dtype
 

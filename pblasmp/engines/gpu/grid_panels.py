@@ -13,7 +13,7 @@ from ..dense.factor_panels import OwnPanels
 from ..operations import Operations
 from ..protocol import Engine
 from .kernels.views import leading
-from .peers.inbox import Deliveries
+from .runtime.inbox import Deliveries
 from .session import session_of
 
 Array = Any

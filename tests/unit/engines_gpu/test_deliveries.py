@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.peers import inbox
-from pblasmp.engines.gpu.peers.inbox import Deliveries
+from pblasmp.engines.gpu.runtime import inbox
+from pblasmp.engines.gpu.runtime.inbox import Deliveries
 from tests.helpers.fakepeers import Fault, Peers
 
 BYTES = np.dtype(np.uint8)

@@ -28,7 +28,7 @@ from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
-from pblasmp.engines.gpu.peers.inbox import Deliveries
+from pblasmp.engines.gpu.runtime.inbox import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.cases import refuses
 from tests.helpers.factor_cases import (

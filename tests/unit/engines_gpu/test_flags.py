@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from pblasmp.engines.gpu.peers import windows
+from pblasmp.engines.gpu.runtime import windows
 from pblasmp.engines.tensor.tensor_product import EVEN, HALVES, SMALL_LAST
 
 

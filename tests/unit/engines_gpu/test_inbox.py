@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.peers.inbox import Inbox
-from pblasmp.engines.gpu.peers.windows import SLOTS
+from pblasmp.engines.gpu.runtime.inbox import Inbox
+from pblasmp.engines.gpu.runtime.windows import SLOTS
 from tests.helpers.fakepeers import Fault, Peers
 
 LARGEST = 256

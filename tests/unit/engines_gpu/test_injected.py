@@ -42,7 +42,7 @@ SPARED = (
     ("getDevice", "pblasmp.engines.gpu.runtime.device:__enter__"),  # a lost GPU says so where it is used
     (
         "deviceGetByPCIBusId",
-        "pblasmp.engines.gpu.peers.windows:_why_deaf",
+        "pblasmp.engines.gpu.runtime.windows:_why_deaf",
     ),  # may see fewer GPUs than there are
     ("init", "pblasmp.memory:__init__"),  # ends on all ranks or, in NVSHMEM, on none
 )

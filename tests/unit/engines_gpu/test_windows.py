@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.peers.windows import (
+from pblasmp.engines.gpu.runtime.device import Device
+from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.windows import (
     FLAGS,
     MESSAGES,
     ONE_KERNEL_CONTROL,
@@ -24,8 +26,6 @@ from pblasmp.engines.gpu.peers.windows import (
     Windows,
     open_windows,
 )
-from pblasmp.engines.gpu.runtime.device import Device
-from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import CUDARuntimeError, stream_operations
 from tests.helpers.fakelt import FakeLt

@@ -35,7 +35,7 @@ from ....layout.intersection import (
     unpacked,
 )
 from ...moving.panels import needs
-from ..peers.windows import PUSHED
+from ..runtime.windows import PUSHED
 
 _OWNERS = 4  # reorder rows by owner only if at most so many ranks own them
 _FEW = 16  # pack a message that would take more copies than this

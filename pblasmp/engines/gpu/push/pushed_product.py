@@ -26,8 +26,8 @@ from ...protocol import Engine, Method
 from ...request import AnyProblem, Operands, Options
 from ..kernels.lt_product import Batch, Op
 from ..kernels.views import View, contiguous, moves, why_no_float8
-from ..peers.windows import PUSHED
 from ..runtime.gpu import Gpu
+from ..runtime.windows import PUSHED
 from ..session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan
 

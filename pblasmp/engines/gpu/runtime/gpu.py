@@ -21,11 +21,11 @@ from ..kernels.lt import LocalProducts
 from ..kernels.lt_product import PLAIN, Fused, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
-from ..peers.windows import Windows, open_windows
 from .arena import BY_ADDRESS
 from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
 from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
+from .windows import Windows, open_windows
 
 _AMAX_BYTES = 4  # one float32
 _URGENT = -5  # priority of the streams of sums, messages, and panels that other ranks wait for: the highest

@@ -21,7 +21,7 @@ from ...tensor.algorithms import MESSAGES, PulledOutput, PulledSum
 from ...tensor.tensor_product import FEW, HALVES, Memory, TensorMethod, offsets, pieces, waves
 from ..kernels.lt_product import fuses
 from ..kernels.views import View
-from ..peers.windows import PIECES
+from ..runtime.windows import PIECES
 from ..session import session_of
 from ..types import carried, compute_type
 from . import one_kernel_products, pushed

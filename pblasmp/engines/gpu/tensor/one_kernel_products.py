@@ -33,8 +33,8 @@ from ..kernels.one_kernel import (
     way_of_parts,
 )
 from ..kernels.views import View
-from ..peers.windows import ONE_KERNEL_CONTROL, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..runtime.gpu import Gpu
+from ..runtime.windows import ONE_KERNEL_CONTROL, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 from ..types import carried
 from .base import CopyProduct, Views
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...tensor.tensor_product import EVEN, FEW, SMALL_LAST, Memory, offsets, pieces, shares
 from ..kernels.views import View
-from ..peers.windows import PIECES
+from ..runtime.windows import PIECES
 from .base import CopyProduct, Views
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..kernels.views import View
 from .windows import CHUNKS, MESSAGES, ROOMS, SLOTS
 
 if TYPE_CHECKING:
-    from ..runtime.gpu import Gpu
+    from .gpu import Gpu
 
 _BOXES = MESSAGES.count  # most exchanges under way at once
 _MOST = 4 << 30  # bytes of a box; larger exchanges go through NCCL

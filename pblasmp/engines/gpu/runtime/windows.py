@@ -25,9 +25,9 @@ from ....errors import StatusError, UnsupportedError
 from ....memory import roomy
 from ..kernels.compiler import check_driver
 from ..kernels.kernels import Kernels
-from ..runtime.gpu_runtime import GpuRuntime
-from ..runtime.health import nccl_handle
-from ..runtime.nccl import Nccl
+from .gpu_runtime import GpuRuntime
+from .health import nccl_handle
+from .nccl import Nccl
 
 FLAGS = 80
 """How many flags every rank has from every other one."""
