@@ -6,8 +6,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,23 @@ from ...comm import CellArrays, Communicator, Side
 from ...dtypes import is_float8, named_like
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
+from ...layout.intersection import Piece, Stretch
 from ...layout.pieces import Trapezoid
 from .. import dense
+from ..arrays import new_part
+from ..composite import Composite, ExchangeMove, QueuedProduct
 from ..direct import Direct
 from ..product import Product
 from ..protocol import Engine, Method, Traits
+from ..request import Operands
 from ..tensor.algorithms import MESSAGES
 from . import cusolvermp, gpu_transport
 from .cublasmp import cublasmp_product as cublasmp
+from .cublasmp.prepared_call import part_mask, write_part
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
 from .gpu_transport import GpuTransport
-from .move import prepare_move
+from .kernels.views import convert
 from .push import pushed_product as push
 from .runtime import arena
 from .runtime.device import Device, links_of
@@ -251,12 +257,93 @@ class GpuEngine(Engine):
         part: Trapezoid | None = None,
     ) -> Product:
         """Prepare a move on the GPUs. Collective over the context."""
-        return prepare_move(self, self.session, source, target, arrays, part)
+        converts = source.dtype != target.dtype and (is_float8(source.dtype) or is_float8(target.dtype))
+        if 0 in source.shape or (not converts and source.same_places(target)):
+            return _LocalCopy(self, part_mask(part, target, self.runtime.rank))
+        if converts:
+            return _ConvertedMove(self, source, target, arrays, part)
+        way = "by NCCL" if self.session.gpu.why_no_windows else "by copy engines"
+        return ExchangeMove(self, source, target, part, way)
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""
         self._copies.close()
         self.session.close()
+
+
+class _LocalCopy(QueuedProduct):
+    """A move in which every element stays on its rank: only memory order or type change."""
+
+    path = "by a local copy"
+
+    def __init__(self, engine: Engine, mask: Any) -> None:
+        self._engine, self._mask = engine, mask
+
+    def _queue(self, operands: Operands) -> None:
+        to, of = operands.d, operands.a
+        if self._mask is None and to.size:
+            rows, cols = (Stretch(1, extent, 0, 0, 0, 0) for extent in to.shape)
+            cast("GpuTransport", self._engine.transport).copy_piece(to, of, Piece((rows,), (cols,)))
+        else:
+            write_part(to, of, self._mask)
+
+
+class _ConvertedMove(Composite):
+    """A move that converts 8-bit floats. No library and none of our kernels converts them on the way: bytes travel.
+
+    Elements are converted before they travel if they become 8-bit floats, otherwise after they have arrived.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[Any, Any],
+        part: Trapezoid | None,
+    ) -> None:
+        self._source, self._target, self._part = source, target, part
+        self._late = not is_float8(target.dtype)
+        self._mask = part_mask(part, target, engine.transport.rank)
+        super().__init__(engine, Operands(arrays[0], None, None, arrays[1]))
+        self.path = f"{self._products[0].path}, converting 8-bit floats"
+        self.copied_bytes += self._own["between"].nbytes
+
+    def _add_steps(self, operands: Operands) -> None:
+        engine, source, target = self._engine, self._source, self._target
+        like, other = (target, source) if self._late else (source, target)
+        layout = replace(like, dtype=other.dtype, ld=None)
+        between = self._own["between"] = new_part(engine, layout)
+        arrays, layouts = ((operands.a, between), (source, layout)) if self._late else (
+            (between, operands.d), (layout, target)
+        )  # fmt: skip
+        move = engine.prepare_move(*layouts, arrays, self._part)
+        if self._late:
+            self._add(move, lambda given: Operands(given.a, None, None, self._own["between"]))
+            self._then(self._from_bytes)
+        else:
+            self._then(self._to_bytes)
+            self._add(move, lambda given: Operands(self._own["between"], None, None, given.d))
+
+    def _from_bytes(self, operands: Operands) -> None:
+        if operands.d.size:
+            values = convert(self._engine.xp, self._own["between"], self._source.dtype, self._target.dtype)
+            write_part(operands.d, values, self._mask)
+
+    def _to_bytes(self, operands: Operands) -> None:
+        if operands.a.size:
+            self._own["between"][...] = convert(
+                self._engine.xp, operands.a, self._source.dtype, self._target.dtype
+            )
+
+    @property
+    def queues(self) -> bool:
+        """False: converting allocates."""
+        return False
+
+    def misfit(self, name: str, array: Any) -> str:
+        """Return why ``array`` cannot replace the planned operand, or an empty string. Local."""
+        return self._products[0].misfit(name, array) if self._late else ""
 
 
 def _over_tensor(cupy: Any, tensor: Any) -> Any:
