@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu import move
 from pblasmp.engines.gpu.cublasmp.prepared_call import part_mask
 from pblasmp.engines.gpu.gpu_engine import GpuEngine
 from pblasmp.layout import Trapezoid
@@ -25,7 +24,7 @@ D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F
 @pytest.fixture
 def travels(monkeypatch):
     """On one process every element stays on its rank: in tests that ask for this, it travels nevertheless."""
-    monkeypatch.setattr(move, "stays", lambda *_: False)
+    monkeypatch.setattr(pb.MatrixDescriptor, "same_places", lambda *_: False)
 
 
 @pytest.mark.parametrize("order", "CF")
