@@ -16,7 +16,7 @@ import numpy as np
 
 from pblasmp.comm import Exchange
 from pblasmp.engines.host.host_transport import Buffers, HostTransport
-from pblasmp.engines.moving.panels import Operand, Staging, needs
+from pblasmp.engines.local.panels import Operand, Staging, needs
 from pblasmp.layout import Grid, MatrixDescriptor
 from pblasmp.layout.intersection import common_counts, intersect
 

@@ -21,9 +21,9 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.finish import Finish, number
+from ..local.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs, whole
 from ..method import ArrayMethod
-from ..moving.panels import FOLLOWS, Operand, Panels, memory_refusal
 from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options, Problem
 

@@ -21,9 +21,9 @@ from ...layout import Level3Problem
 from ...layout.axis import Axis
 from ..arrays import same_memory
 from ..composite import QueuedProduct
+from ..local.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
 from ..local.slab_terms import THIN, triangle_of
 from ..method import ArrayMethod
-from ..moving.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
 from ..protocol import Engine, Transfer
 from ..request import AnyProblem, Operands, Options
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from ...layout.axis import Axis
 from ...layout.intersection import strided
-from ..moving.tree import Line, Outbox
 from ..operations import Operations
 from ..protocol import Engine, Transfer
 from .factor_panels import OwnPanels, Reflector
+from .tree import Line, Outbox
 
 Array = Any
 

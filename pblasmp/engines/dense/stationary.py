@@ -20,6 +20,7 @@ from ...dtypes import accumulation_dtype, is_float8
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..composite import QueuedProduct
+from ..local.panels import Operand, Panels
 from ..local.slab_terms import (
     THIN,
     Gemm,
@@ -32,7 +33,6 @@ from ..local.slab_terms import (
     whole,
 )
 from ..method import ArrayMethod, plain_refusal
-from ..moving.panels import Operand, Panels
 from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options
 

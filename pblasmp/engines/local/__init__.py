@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank computes on its own: parts of products, triangles, epilogues."""
+"""What algorithms are built of: how operands reach a rank, and what it computes on its own."""

@@ -24,9 +24,9 @@ from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.caches import Hashed
 from ...layout.pieces import LocalPart, Rectangle, even_runs, pieces
 from ..arrays import scale
-from ..moving.panels import Needs, Operand, needs
 from ..operations import Operations
 from ..protocol import Engine
+from .panels import Needs, Operand, needs
 
 THIN = 16
 """A matrix with so many times as many columns as what it is multiplied by: reading it takes the time, and queueing."""

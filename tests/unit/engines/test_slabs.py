@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.choice import Serial
 from pblasmp.engines.host.host_operations import HostOperations
-from pblasmp.engines.moving.panels import Panels, cut
+from pblasmp.engines.local.panels import Panels, cut
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(np.float16, 2048), (ml_dtypes.bfloat16, 256)])

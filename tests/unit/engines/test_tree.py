@@ -4,7 +4,7 @@
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.moving.tree import branch
+from pblasmp.engines.dense.tree import branch
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from ....layout.intersection import (
     regular,
     unpacked,
 )
-from ...moving.panels import needs
+from ...local.panels import needs
 from ..runtime.windows import PUSHED
 
 _OWNERS = 4  # reorder rows by owner only if at most so many ranks own them

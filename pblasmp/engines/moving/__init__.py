@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Moving parts of matrices between ranks."""
