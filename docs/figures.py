@@ -864,13 +864,13 @@ def algorithms_by_machine() -> str:
             if capability != HOPPER:
                 measured = "not measured there: `one_kernel` for all GPUs on H200, the others as on Hopper"
             cells = [_runs([name for name, _ in each]) for each in taken.values()]
-            rows.append([machine, *cells, f"`one_kernel`: {refusal}" if refusal else measured])
+            rows.append([machine, *cells, refusal or measured])
         found.append(table([dtype, *FORMS.values(), "because"], rows, 0))
     return "\n".join(found)
 
 
 def _taken(form: str, order: int, gpu: Any, dtype: str) -> tuple[str, str]:
-    """Return the algorithm of least cost for an order of T, N and K, and why "one_kernel" is refused, if it is."""
+    """Return the algorithm of least cost for an order of T, N and K, and what is to be said of it, if anything."""
     kind = (DTYPES | FLOAT8)[dtype]
     share = lambda *split: (order // gpu.size // 16 * 16 if form in split else order,) * gpu.size  # noqa: E731
     p = ParallelProblem(
@@ -880,9 +880,12 @@ def _taken(form: str, order: int, gpu: Any, dtype: str) -> tuple[str, str]:
     )  # fmt: skip
     why_not = {each.name: each.why_not(gpu, p, Options()) for each in PRODUCTS if each.form == form}
     able = [name for name, why in why_not.items() if not why]
+    if not able:  # the algorithm of this name has another way
+        return "push", f"by messages, multiplied in bfloat16: {why_not['push']}"
     rule = partial(cost_by_rule, p=p, multiprocessors=gpu.multiprocessors, domains=len(gpu.domains))
-    best = min(able, key=partial(rule, capability=gpu.capability), default="none")
-    return best, why_not.get("one_kernel", "")
+    best = min(able, key=partial(rule, capability=gpu.capability))
+    why = why_not.get("one_kernel", "")
+    return best, f"`one_kernel`: {why}" if why else ""
 
 
 def _runs(names: Sequence[str]) -> str:

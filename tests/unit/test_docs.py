@@ -263,6 +263,23 @@ def test_what_is_quoted_is_not_old(modules, monkeypatch, tmp_path):
     assert {name for name, age in ages.items() if age > _MOST_COMMITS} == set(), "measure these again"
 
 
+def test_what_auto_takes_by_machine(modules):
+    """Every kind of GPU takes something: before 8.9 8-bit floats go by messages, as a simulated A100's do."""
+    _, figures = modules
+    rows = [
+        line.strip("| ").split(" | ") for line in figures.algorithms_by_machine().splitlines() if "`" in line
+    ]
+    assert len(rows) == 2 * len(figures._MACHINES)
+    for machine, *taken, because in rows:
+        assert set(re.findall("`(.*?)`", " ".join(taken))) <= {each.name for each in figures.PRODUCTS}, (
+            machine
+        )
+        assert because
+    a100 = [row[1:] for row in rows if "A100" in row[0]]
+    assert [set(taken) == {"`push`"} for *taken, _ in a100] == [False, False, True, True]
+    assert ["by messages" in because for *_, because in a100] == [False, False, True, True]
+
+
 def test_what_was_measured_says_when_and_where(modules):
     """Each table on the page on performance, of every run that it has."""
     _, figures = modules

@@ -198,6 +198,8 @@ def test_before_ada(comm: Any, path: str) -> None:
             for form in FORMS:
                 case = Case(ctx, rng, form, TYPES[0], 16 * p, 32 * p, 48 * p)
                 assert not case.wrong(case(), tolerance=2.0**-8), f"{form} auto"
+                with case.plan() as plan:
+                    assert plan.report().algorithm == "push", f"{form} auto"
                 with case.plan(algo="push") as plan:
                     said = f"by messages: {words[0]}" in str(plan.report())
                     assert said, f"{form} push: {plan.report()}"
