@@ -239,6 +239,14 @@ def numbers_of_a_report(comm, per_node):
             assert path == "gathered" or nodes > 1 or sent == 0, f"{path}, {nodes} nodes"
             assert peak < 50_000 or sent, f"{path}, {nodes} nodes"
             inside.release_buffers(ctx)
+        a += 256.0 * ctx.eye(d.shape, block=d.block, grid=d.grid)
+        for call in (pb.linalg.lu_factor, pb.linalg.qr, pb.linalg.inv):
+            with pb.plan(call, a) as plan:
+                plan()
+                told = plan.workspace.host_bytes
+            held = sum(inside.buffers(ctx))
+            assert held <= told <= (held if nodes == 1 else 4 * held), f"{call}, {nodes} nodes"
+            inside.release_buffers(ctx)
 
 
 def long_messages_hold_little(comm):

@@ -95,6 +95,8 @@ class _FactorSolve(PanelsProduct):
         elif p.b is not None:
             shapes.append(shape_beside(engine, shape, p.b.shape[1], spreads=True))
         self._bench = bench = Workbench(engine, shapes, p.a.dtype)
+        spread = shapes[-1].workers < shape.workers
+        self.delays = None if spread and p.factored else lower or (len(shapes) > 1 and not spread)
         self._a = Mover(bench, 0, p.a, lower=lower, conjugate=p.conjugate)
         self._out = self._mover(0, p.c, lower=lower, conjugate=p.conjugate)
         self._b = self._mover(1, p.b)
@@ -102,6 +104,10 @@ class _FactorSolve(PanelsProduct):
         self._x = self._mover(1, p.d, lower=self._part_of_x, conjugate=conjugate)
         mirrored = p.d.T if p.d is not None and self._part_of_x and not p.factored else None
         self._mirrored = self._mover(1, mirrored, lower=True, strictly=True, conjugate=not conjugate)
+
+    def _places(self) -> Sequence[Mover | None]:
+        factors = self._a if self._problem.factored else None
+        return factors if self._out is None else self._out, None if self._part_of_x else self._x
 
     def _moved_in(self, given: Operands) -> list[FactorPanels]:
         """Return the panels of A, and of right-hand sides if there are any. Collective; a fence must follow."""
@@ -275,6 +281,8 @@ class ConditionProduct(PanelsProduct):
 
     It is a lower bound; infinite if A is singular, or nearly so.
     """
+
+    delays = True
 
     def _prepare(self) -> None:
         engine, a = self._engine, self._problem.a

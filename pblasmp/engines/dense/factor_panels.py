@@ -126,6 +126,22 @@ class FactorPanels:
         self.info, self.pivots, self.blocks = info, pivots, blocks
         self.mine = shape.numbers(rank)
 
+    @staticmethod
+    def extra_bytes(
+        shape: PanelShape, dtype: np.dtype, rank: int, carried: Sequence[int], *, delays: bool | None
+    ) -> int:
+        """Return how many bytes a rank keeps beside its panels, at most. Local.
+
+        Args:
+            shape: the panels.
+            dtype: their element type.
+            rank: of the workers.
+            carried: bytes of each array that accompanies a panel.
+            delays: as for ``begin``; None: all panels stay where they are.
+        """
+        del shape, dtype, rank, carried, delays
+        return 0
+
     def has(self, k: int) -> bool:
         """Return whether panel ``k``, or a part of it, is this rank's. Local."""
         return self.rank < self.shape.workers and self.shape.has(self.rank, k)

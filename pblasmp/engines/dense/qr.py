@@ -47,6 +47,9 @@ class QrProduct(PanelsProduct):
         self._a, self._out = Mover(bench, 0, p.a), self._mover(0, p.c)
         self._x, self._y = (self._mover(1, each, conjugate=p.conjugate) for each in (p.b, p.d))
 
+    def _places(self) -> Sequence[Mover | None]:
+        return () if self._problem.factored else (self._out,)
+
     def _compute(self, given: Operands) -> Found:
         if self._problem.factored:
             self._apply(given)
@@ -88,6 +91,8 @@ class LeastSquaresProduct(PanelsProduct):
     If the factors are wanted, all is as in LAPACK: only zeros on the diagonal of R are faults, and the solution for a
     matrix of zeros is zero.
     """
+
+    delays = True
 
     def _prepare(self) -> None:
         p, engine = self._problem, self._engine

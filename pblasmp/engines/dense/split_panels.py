@@ -23,6 +23,7 @@ from ...layout.intersection import strided
 from ..operations import Operations
 from ..protocol import Engine, Transfer
 from .factor_panels import OwnPanels, Reflector
+from .panel_shape import PanelShape
 from .tree import Line, Outbox
 
 Array = Any
@@ -65,6 +66,16 @@ class SplitPanels(OwnPanels):
             None  # the next panel, which is under way
         )
         self._ts: list[Array] = [None, None]  # of the panels in flight, where their diagonal blocks are
+
+    @staticmethod
+    def extra_bytes(
+        shape: PanelShape, dtype: np.dtype, rank: int, carried: Sequence[int], *, delays: bool | None
+    ) -> int:
+        """See ``FactorPanels``: of a panel that is factored all rows, and what travels with two. Local."""
+        del delays
+        rows, cols = shape.described(dtype).local_shape(rank)
+        kept = 2 * shape.rows + 4 * (rows + cols + shape.width)
+        return kept * shape.width * dtype.itemsize + 2 * sum(carried)
 
     def head(self, k: int) -> int:
         """Return the process row that has the diagonal block of panel ``k``."""

@@ -273,6 +273,8 @@ class TriangularProduct(PanelsProduct):
     INFO is the index from 1 of the first diagonal element that is exactly zero.
     """
 
+    delays = True
+
     def _prepare(self) -> None:
         p, engine, part = self._problem, self._engine, self._problem.factored
         assert p.d is not None
@@ -282,6 +284,9 @@ class TriangularProduct(PanelsProduct):
         self._a = Mover(bench, 0, p.a, lower=True, conjugate=p.conjugate)
         self._b = self._mover(1, p.b)
         self._x = Mover(bench, 1, p.d, lower=part, strictly=part and p.unit)
+
+    def _places(self) -> Sequence[Mover | None]:
+        return None, None if self._b is None else self._x
 
     def _compute(self, given: Operands) -> Found:
         a, b, x, p = given.a, given.b, given.d, self._problem

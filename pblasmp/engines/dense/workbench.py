@@ -17,11 +17,11 @@ from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, window_of
-from ..product import FactorProduct, Found
+from ..product import FactorProduct, Found, Workspace
 from ..protocol import Engine
 from ..request import LocalArray, Operands
 from .factor_panels import Array, FactorPanels, SharedPanels
-from .panel_shape import PanelShape, are_split, is_shared
+from .panel_shape import PanelShape, are_few, are_split, is_shared
 
 SLAB = 8192  # columns of a triangle that are moved at a time, at least
 _SLABS = 8  # block columns of a triangle that are moved, at most
@@ -66,6 +66,27 @@ class Workbench:
             raise MemoryError(
                 f"a factorization needs {self.nbytes} bytes that the ranks of a node share, which are not available"
             )
+
+    def workspace(self, placed: Sequence[bool], *, delays: bool | None) -> Workspace:
+        """Return the memory of a run on this rank. Local.
+
+        Args:
+            placed: of each matrix, as far as it is said, whether it is computed in an array of the call.
+            delays: as of ``PanelsProduct``.
+        """
+        if self.shared:
+            return self.operations.workspace(self.nbytes)
+        nbytes, item, first = self._at[4], self._dtype.itemsize, self._shapes[0]
+        if self.rank < first.workers:
+            carried = 4, 4 * first.width, math.prod(self._block) * item if self._reflectors else 0
+            nbytes += self._own.extra_bytes(first, self._dtype, self.rank, carried, delays=delays)
+            for right in self._shapes[1:2]:
+                if right.workers < first.workers or (first.grid is not None and are_few(first, right.cols)):
+                    nbytes += 2 * right.rows * right.cols * item  # spread over the workers, or terms of them
+        for i, shape in enumerate(self._shapes):
+            if self.rank < shape.workers and not (i < len(placed) and placed[i]):
+                nbytes += math.prod(self.described(i).local_shape(self.rank)) * item
+        return self.operations.workspace(nbytes, apart=True)
 
     def panels(self, *places: LocalArray) -> list[FactorPanels]:
         """Return the panels for a run, uninitialized. Collective over the context.
@@ -170,20 +191,17 @@ class Workbench:
             mine = panels.array[rows * self.rank // workers : rows * (self.rank + 1) // workers]
             mine[...] = mine[:, order]
 
-    def may_compute_in(self, i: int, d: MatrixDescriptor, local: LocalArray) -> bool:
-        """Return whether a local array in the layout ``d`` can be this rank's panels of matrix ``i``. Local.
+    def may_compute_in(self, i: int, d: MatrixDescriptor) -> bool:
+        """Return whether local arrays in the layout ``d`` can be the ranks' panels of matrix ``i``. Local.
 
         If matrices are moved between ranks, it is the same on every rank.
         """
         on_grid = self.operations.own_panels is None or self._shapes[0].grid is not None
         if on_grid and are_split(self.engine) and self.engine.transport.size > 1:
             return False
-        if not self.shared:
-            alone = self.engine.transport.size == 1
-            panels = self._shapes[i].described(self._dtype, d.grid.size)
-            if d.order != "F" or not (alone or d.same_places(panels)):
-                return False
-        return bool(local.strides[0] == local.itemsize or len(local) <= 1)
+        alone = self.engine.transport.size == 1
+        panels = self._shapes[i].described(self._dtype, d.grid.size)
+        return self.shared or (d.order == "F" and (alone or d.same_places(panels)))
 
     def shape(self, i: int) -> PanelShape:
         """Return the panels of matrix ``i``. Local."""
@@ -221,6 +239,11 @@ class Mover:
         self.conjugate = conjugate and d.dtype.kind == "c"
         self._moved = CopiedParts(d, bench.rank, lower=lower, strictly=strictly) if bench.shared else None
 
+    @property
+    def in_place(self) -> bool:
+        """Whether panels may be computed in the matrix's local array, as far as its layout says."""
+        return not self.conjugate and self._bench.may_compute_in(self._i, self._d)
+
     def place(self, local: LocalArray, same: LocalArray, *apart: LocalArray) -> LocalArray:
         """Return ``local`` if panels may be computed in it, or None. Local.
 
@@ -229,8 +252,8 @@ class Mover:
             same: the array that is moved there, which may be this one.
             apart: the call's other arrays, or None: computing must not spoil what they hold.
         """
-        bench, overlap = self._bench, self._bench.engine.overlap
-        if local is None or self.conjugate or not bench.may_compute_in(self._i, self._d, local):
+        overlap = self._bench.engine.overlap
+        if local is None or not (self.in_place and (local.strides[0] == local.itemsize or len(local) <= 1)):
             return None
         if not (same is None or same_memory(same, local) or not overlap(same, local)):
             return None
@@ -306,6 +329,8 @@ class PanelsProduct(FactorProduct):
     """
 
     path = "panels"
+    delays: bool | None = False
+    """As of ``FactorPanels.begin``; None: all panels stay where they are."""
     _bench: Workbench
 
     def __init__(self, engine: Engine, problem: FactorProblem) -> None:
@@ -315,6 +340,8 @@ class PanelsProduct(FactorProduct):
         except MemoryError as error:  # the same on every rank
             with Agreement(engine.transport.comm, problem.routine):
                 raise error from None
+        placed = [each is not None and each.in_place for each in self._places()]
+        self.workspace = self._bench.workspace(placed, delays=self.delays)
 
     def compute(self, operands: Operands) -> Found:
         with self._operations.factoring():
@@ -323,6 +350,10 @@ class PanelsProduct(FactorProduct):
     def _prepare(self) -> None:
         """Make the bench, and what moves matrices there and back. Collective over the context."""
         raise NotImplementedError
+
+    def _places(self) -> Sequence[Mover | None]:
+        """Return what moves each matrix of the bench that may be computed in an array of the call. Local."""
+        return ()
 
     def _compute(self, given: Operands) -> Found:
         """Compute, and return what was found. Collective over the context."""

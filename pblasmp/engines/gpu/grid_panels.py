@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from ..dense.factor_panels import OwnPanels
+from ..dense.panel_shape import PanelShape
 from ..operations import Operations
 from ..protocol import Engine
 from .kernels.views import leading
@@ -50,6 +53,18 @@ class QueuedPanels(OwnPanels):
         if not self._gpu.why_no_windows and 1 < self._workers == self._gpu.size:
             self._deliveries = Deliveries(self._gpu, "panel")
 
+    @staticmethod
+    def extra_bytes(
+        shape: PanelShape, dtype: np.dtype, rank: int, carried: Sequence[int], *, delays: bool | None
+    ) -> int:
+        """See ``FactorPanels``: panels that travel, and one for what solves and updates keep. Local."""
+        del rank
+        nbytes = _elements(shape, shape.group) * dtype.itemsize
+        if shape.workers > 1 and delays is not None:
+            panels = _elements(shape, TOGETHER if delays else 1) * dtype.itemsize
+            nbytes += BUFFERS * Deliveries.size(panels, carried)
+        return nbytes
+
     def _stream(self) -> Any:
         return self._gpu.stream(_LANE)
 
@@ -74,8 +89,7 @@ class QueuedPanels(OwnPanels):
 
     def _made(self) -> list[Array]:
         """Return the buffers of panels that are sent, as they are in memory."""
-        rows, width = max(1, self.shape.rows), max(1, self.shape.width)
-        count, deliveries = rows * width * self._together, self._deliveries
+        count, deliveries = _elements(self.shape, self._together), self._deliveries
         if deliveries is None:
             scratch = self._operations.scratch
             return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
@@ -265,6 +279,11 @@ class QueuedPanels(OwnPanels):
             self._main.wait_event(self._event(self._stream()))
 
 
+def _elements(shape: PanelShape, together: int) -> int:
+    """Return how many elements a buffer has for so many panels side by side."""
+    return max(1, shape.rows) * max(1, shape.width) * together
+
+
 def place_of(array: Array) -> tuple[int, int]:
     """Return the address of an array in F order, and its leading dimension."""
     return int(array.data.ptr), leading(array)
@@ -303,7 +322,7 @@ class GridPanels(QueuedPanels):
     def _made(self) -> list[Array]:
         shape, scratch = self.shape, self._operations.scratch
         self._square = scratch("square", (shape.width, shape.width), self.dtype, "F")
-        count = max(1, shape.rows) * shape.width * self._together
+        count = _elements(shape, self._together)
         return [scratch(f"panel {i}", (1, count), self.dtype)[0] for i in range(BUFFERS)]
 
     def potrf(self, operations: Operations, k: int) -> None:

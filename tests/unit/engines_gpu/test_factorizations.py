@@ -28,6 +28,7 @@ from pblasmp.engines.gpu.grid_panels import GridPanels, QueuedPanels
 from pblasmp.engines.gpu.kernels import factor
 from pblasmp.engines.gpu.kernels.compiler import Kernel
 from pblasmp.engines.gpu.kernels.factor import FactorKernels
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
 from pblasmp.engines.gpu.runtime.inbox import Deliveries
 from tests.helpers import factor_cases
 from tests.helpers.cases import refuses
@@ -44,7 +45,7 @@ from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.pairs import pairs
-from tests.helpers.slow import in_turn
+from tests.helpers.slow import in_turn, only_long
 from tests.helpers.solve_cases import conditions_case, ranked_case, refined_case
 
 
@@ -426,6 +427,27 @@ def test_panels_that_are_not_needed_soon_are_updated_with_two_at_a_time(lib: Any
     assert sorted(counts) == [4] * 13 + [8] * 16
 
 
+@on_ranks(*only_long(1), 2)
+def test_plans_count_the_panels(comm: Any, path: str) -> None:
+    """Those of matrices that are computed elsewhere, and those that travel; few right-hand sides are everywhere."""
+    n, width, linalg = 96, 16, pb.linalg
+    halves = mock.patch.object(GpuFactorOperations, "_halves_win", return_value=False)
+    leaves = mock.patch.object(factor, "_LEAF", width)  # inverses are small beside the panels of large matrices
+    for name, order, columns in (
+        ("cholesky", "F", 0), ("cholesky", "C", 0), ("lu_factor", "F", 0), ("solve", "F", 1), ("lstsq", "F", n),
+        *only_long(("qr", "F", 0), ("inv", "C", 0), ("solve", "C", n)),
+    ):  # fmt: skip
+        with halves, leaves, context(path, Multiplying, comm=comm) as (ctx, _), panels_of(ctx, width):
+            how: Any = {"block": width, "grid": pb.Grid(1, comm.size), "order": order}
+            right = [ctx.random((n, columns), seed=2, **how)] if columns else []
+            with pb.plan(getattr(linalg, name), 2.0 * n * ctx.eye((n, n), **how), *right) as plan:
+                plan()
+                arena = ctx.engine.session.runtime.arena
+                kept, told = arena.held("operations") + arena.held("transport"), plan.workspace.device_bytes
+                told -= 4 * WORKSPACE_BYTES
+        assert kept <= told <= kept + 5 * 8 * n * width, f"{name}, {order}, {columns}: {told}, held {kept}"
+
+
 @on_ranks(2)
 def test_deliveries(comm: Any, path: str) -> None:
     """Which panels copy engines deliver: the same on every rank, in the order of the panels; NCCL sends the others."""
@@ -590,3 +612,4 @@ def shape_between(hosts: int, routine: str, n: int, block: int) -> panel_shape.P
     engine: Any = SimpleNamespace(operations=operations, transport=transport)
     d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid.squarest(hosts), order="F")
     return panel_shape.shape_of(engine, d, routine)
+
