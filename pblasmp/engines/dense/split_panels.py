@@ -74,7 +74,7 @@ class SplitPanels(OwnPanels):
         """See ``FactorPanels``: of a panel that is factored all rows, and what travels with two. Local."""
         del delays
         rows, cols = shape.described(dtype).local_shape(rank)
-        kept = 2 * shape.rows + 4 * (rows + cols + shape.width)
+        kept = shape.rows + 4 * rows + 3 * cols + 2 * shape.width
         return kept * shape.width * dtype.itemsize + 2 * sum(carried)
 
     def head(self, k: int) -> int:

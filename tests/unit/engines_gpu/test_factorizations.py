@@ -432,7 +432,9 @@ def test_plans_count_the_panels(comm: Any, path: str) -> None:
     """Those of matrices that are computed elsewhere, and those that travel; few right-hand sides are everywhere."""
     n, width, linalg = 96, 16, pb.linalg
     halves = mock.patch.object(GpuFactorOperations, "_halves_win", return_value=False)
-    leaves = mock.patch.object(factor, "_LEAF", width)  # inverses are small beside the panels of large matrices
+    leaves = mock.patch.object(
+        factor, "_LEAF", width
+    )  # inverses are small beside the panels of large matrices
     for name, order, columns in (
         ("cholesky", "F", 0), ("cholesky", "C", 0), ("lu_factor", "F", 0), ("solve", "F", 1), ("lstsq", "F", n),
         *only_long(("qr", "F", 0), ("inv", "C", 0), ("solve", "C", n)),
@@ -612,4 +614,3 @@ def shape_between(hosts: int, routine: str, n: int, block: int) -> panel_shape.P
     engine: Any = SimpleNamespace(operations=operations, transport=transport)
     d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid.squarest(hosts), order="F")
     return panel_shape.shape_of(engine, d, routine)
-
