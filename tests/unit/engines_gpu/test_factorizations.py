@@ -431,7 +431,7 @@ def test_panels_that_are_not_needed_soon_are_updated_with_two_at_a_time(lib: Any
 def test_plans_count_the_panels(comm: Any, path: str) -> None:
     """Those of matrices that are computed elsewhere, and those that travel; few right-hand sides are everywhere."""
     n, width, linalg = 96, 16, pb.linalg
-    halves = mock.patch.object(GpuFactorOperations, "_halves_win", return_value=False)
+    plain = mock.patch.object(GpuFactorOperations, "inverts", (n + 1, 1, 1))
     leaves = mock.patch.object(
         factor, "_LEAF", width
     )  # inverses are small beside the panels of large matrices
@@ -439,7 +439,7 @@ def test_plans_count_the_panels(comm: Any, path: str) -> None:
         ("cholesky", "F", 0), ("cholesky", "C", 0), ("lu_factor", "F", 0), ("solve", "F", 1), ("lstsq", "F", n),
         *only_long(("qr", "F", 0), ("inv", "C", 0), ("solve", "C", n)),
     ):  # fmt: skip
-        with halves, leaves, context(path, Multiplying, comm=comm) as (ctx, _), panels_of(ctx, width):
+        with plain, leaves, context(path, Multiplying, comm=comm) as (ctx, _), panels_of(ctx, width):
             how: Any = {"block": width, "grid": pb.Grid(1, comm.size), "order": order}
             right = [ctx.random((n, columns), seed=2, **how)] if columns else []
             with pb.plan(getattr(linalg, name), 2.0 * n * ctx.eye((n, n), **how), *right) as plan:
