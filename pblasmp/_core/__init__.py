@@ -124,7 +124,7 @@ class PostState(ctypes.Structure):
         *((name, ctypes.POINTER(SheetState)) for name in ("letters", "boxes")),
         *((name, ctypes.c_int64) for name in ("sends", "receives", "error")),
         *((name, ctypes.c_int64) for name in ("meetings", "exchanges", "sent_bytes")),
-        ("rest", ctypes.c_int64 * 8),
+        ("rest", ctypes.c_int64 * 10),
     )
 
 

@@ -181,7 +181,7 @@ slabs *own_room(call *c, int64_t m, int64_t n, int by_columns)
 static operand slab_of(const call *c, const slabs *s, int64_t above, int64_t m, int64_t left, int64_t n)
 {
     char *at = (s->own ? c->scratch : c->memory) + s->start + s->item * (left * s->rows.extent + above * n);
-    int64_t ld = s->by_columns ? m : n;
+    int64_t ld = (s->by_columns ? m : n) + s->gap;
     return (operand){at, ld ? ld : 1, s->by_columns, 0};
 }
 
@@ -448,13 +448,13 @@ static void carry_block(const call *c, content *p, const slabs *s, int64_t node,
 {
     const view *x = s->staged;
     run later = s->half == 'U' ? col : row;
-    int64_t end = later.to + later.count, step = s->part ? s->part : end;
-    for (int64_t start = later.to / step * step; start < end; start += step) {
+    int64_t end = later.to + later.count, extent = x->rows.extent, step = s->part ? s->part : extent;
+    int64_t parts = (extent + step - 1) / step;
+    for (int64_t k = parts - (extent - later.to + step - 1) / step, next; later.to < end; later.to = next, k++) {
+        next = extent - (parts - 1 - k) * step;
         run i = row, j = col;
-        begin_at(s->half == 'U' ? &j : &i, start), stop_at(s->half == 'U' ? &j : &i, start + step);
-        if (s->part && !s->reads(c, node, start / step))
-            begin_at(s->half == 'U' ? &i : &j, start);
-        if (!cut(s, &i, &j))
+        begin_at(s->half == 'U' ? &j : &i, later.to), stop_at(s->half == 'U' ? &j : &i, next);
+        if ((s->part && !s->reads(c, node, k)) || !cut(s, &i, &j))
             continue;
         tile there = place_of(s, slab_of(c, s, i.before, i.held, j.before, j.held), i.to, j.to);
         carry_piece(c, p, s, tile_from(tile_of(x), i.from, j.from), there, i.count, j.count, x->here.conjugated);
@@ -536,16 +536,21 @@ static int64_t unpack(void *of, int64_t rank, char *from)
     return c->carry(c, rank, c->node, from, 1);
 }
 
-static void goes_along(call *c, carry *with)
+static void goes_along(call *c, carry *with, int is_for_all)
 {
     c->carry = with;
-    c->votes->post->parcel = (parcel){c, pack, unpack};
+    c->votes->post->parcel = (parcel){c, pack, unpack, is_for_all};
 }
 
-int exchange_step(call *c, carry *with)
+void begin_exchange(call *c, carry *with, int is_for_all)
 {
-    goes_along(c, with);
-    return board_exchange(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
+    goes_along(c, with, is_for_all);
+    post_exchange(c->votes->post);
+}
+
+int end_exchange(const call *c)
+{
+    return board_receive(c->votes, (int)c->yields) || c->waits(0) == COME ? OK : BROKEN;
 }
 
 int64_t place_on_node(const call *c, int64_t rank)
@@ -636,8 +641,8 @@ static int compute(call *c)
         return found == OK ? end(c) : found;
     if (!is_on_one_node(c)) {
         c->state = SENDING;
-        goes_along(c, carry_all);
-        return board_exchange(c->votes, (int)c->yields) ? meet(c) : AWAIT_SUMS;
+        begin_exchange(c, carry_all, 0);
+        return board_receive(c->votes, (int)c->yields) ? meet(c) : AWAIT_SUMS;
     }
     return meet(c);
 }
@@ -698,7 +703,7 @@ int call_start(call *c)
     c->votes->mine[1] = c->number;
     memcpy(&c->votes->mine[VOTE], c->tells, sizeof(double) * (size_t)c->told);
     if (!is_on_one_node(c))
-        goes_along(c, carry_all);
+        goes_along(c, carry_all, 0);
     return board_vote(c->votes, (int)c->told, (int)c->yields) == 1 ? call_go_on(c) : AWAIT_VOTE;
 }
 

@@ -103,12 +103,13 @@ typedef struct {
     int64_t start; /* the offset of the first one */
     int by_columns;
     int own;            /* they are in memory of this rank alone */
+    int64_t gap;        /* elements between columns, or rows, of a matrix that is not dealt out */
     int64_t item;       /* bytes of an element */
     const view *staged; /* what is written there before the vote; NULL: nothing */
     const view *triangle; /* or of what a triangle is */
     char half;            /* 'L' or 'U': most of what is beyond this triangle is left out; else 0 */
-    int64_t part;         /* so many rows of a half, columns of 'U', are read by nodes that ``reads`` names; 0: by all */
-    int (*reads)(const call *c, int64_t node, int64_t part); /* the others read only the square on the diagonal */
+    int64_t part;         /* rows of a half, columns of 'U', so many at a time from the last on, are read by these nodes: */
+    int (*reads)(const call *c, int64_t node, int64_t part); /* part 0 are the first rows; by all, if ``part`` is 0 */
     whose readers;        /* of what is staged */
     const view *home;     /* what is computed here is read where this is; NULL: by who computes it */
     whose writers;        /* who does */
@@ -311,7 +312,9 @@ int compute_everywhere(call *c);
 void have_flags(call *c, int64_t count);
 int await_flag(const call *c, int i); /* OK or BROKEN */
 int64_t place_on_node(const call *c, int64_t rank); /* a rank's number among those of its node */
-int exchange_step(call *c, carry *with); /* between nodes, of all ranks in one order: OK or BROKEN */
+/* Between nodes, of all ranks in one order, perhaps with the same for all nodes; the end is OK or BROKEN. */
+void begin_exchange(call *c, carry *with, int is_for_all);
+int end_exchange(const call *c);
 
 /* Whether each block of the diagonal is on one rank. */
 int has_tiles(const view *x);

@@ -63,6 +63,12 @@ static int64_t blocks_of_rows(const call *c)
     return (c->order + c->limits->width - 1) / c->limits->width;
 }
 
+/* Where block k begins: the first one is narrower than the others, since its rows are the least work. */
+static int64_t block_at(const call *c, int64_t k)
+{
+    return k ? c->order - (blocks_of_rows(c) - k) * c->limits->width : 0;
+}
+
 /* How many of the last columns one rank factors alone.
  *
  * A block of w columns that has m columns to its right takes w m (m + w) / 2 multiplications, for its solve and its
@@ -103,13 +109,11 @@ static char *place(const call *c, int64_t i, int64_t j)
     return c->array.at + c->item * (c->is_lower ? i + j * c->array.ld : j + i * c->array.ld);
 }
 
-/* Factor block k of the diagonal; all that is left, after the blocks that several ranks share. */
-static void factor(call *c, int64_t k)
+/* Factor a block of the diagonal. */
+static void factor(call *c, int64_t start, int64_t width)
 {
-    int64_t start = k * c->limits->width, rest = c->order - start;
-    int64_t width = k < c->blocks_together ? least(c->limits->width, rest) : rest;
     int32_t info = 0;
-    if (rest <= 0)
+    if (width <= 0)
         return;
     BLAS(c, 5, POTRF)(uplo_of(c), INT(width), place(c, start, start), INT(c->array.ld), &info);
     if (info > 0) { /* libraries differ in whether NaN is a fault */
@@ -129,16 +133,16 @@ static void solve(const call *c, int64_t start, int64_t width, int64_t i, int64_
          INT(c->array.ld));
 }
 
-/* Update rows i to i1, left of column i, of the triangle that begins below a block of the diagonal. */
-static void update_left(const call *c, int64_t start, int64_t width, int64_t below, int64_t i, int64_t i1)
+/* Update columns j to j1 of rows i to i1, left of the diagonal, by columns from ``start`` on. */
+static void update_left(const call *c, int64_t start, int64_t width, int64_t j, int64_t j1, int64_t i, int64_t i1)
 {
     const char *of = c->is_lower ? "N" : adjoint_of(c), *other = c->is_lower ? adjoint_of(c) : "N";
-    int64_t m = i1 - i, n = i - below;
-    char *rows = place(c, i, start), *cols = place(c, below, start);
-    if (i < i1 && n)
+    int64_t m = i1 - i, n = j1 - j;
+    char *rows = place(c, i, start), *cols = place(c, j, start);
+    if (m > 0 && n > 0)
         BLAS(c, 13, GEMM)
         (of, other, INT(c->is_lower ? m : n), INT(c->is_lower ? n : m), INT(width), &c->less, c->is_lower ? rows : cols,
-         INT(c->array.ld), c->is_lower ? cols : rows, INT(c->array.ld), &c->one, place(c, i, below), INT(c->array.ld));
+         INT(c->array.ld), c->is_lower ? cols : rows, INT(c->array.ld), &c->one, place(c, i, j), INT(c->array.ld));
 }
 
 /* Update block i to i1 of the diagonal by columns from ``start`` on. */
@@ -150,6 +154,13 @@ static void update_diagonal(const call *c, int64_t start, int64_t width, int64_t
          INT(c->array.ld), &c->one, place(c, i, i), INT(c->array.ld));
 }
 
+/* Block k of the diagonal; all that is left, after the blocks that several ranks share. */
+static void factor_next(call *c, int64_t k)
+{
+    int64_t start = k * c->limits->width, rest = c->order - start;
+    factor(c, start, k < c->blocks_together ? least(c->limits->width, rest) : rest);
+}
+
 /* On one node, or on each. */
 static int factor_here(call *c)
 {
@@ -158,7 +169,7 @@ static int factor_here(call *c)
     if (rank >= share)
         return OK;
     if (rank == 0)
-        factor(c, 0);
+        factor_next(c, 0);
     for (int64_t k = 0; k < together; k++) {
         if (rank == 0)
             tell(c, 2 * k);
@@ -172,91 +183,111 @@ static int factor_here(call *c)
         if (hear(c, 2 * k + 1) != OK)
             return BROKEN;
         int64_t i = below + triangular_part(l, rest, share, rank), i1 = below + triangular_part(l, rest, share, rank + 1);
-        update_left(c, start, w, below, i, i1);
+        update_left(c, start, w, below, i, i, i1);
         update_diagonal(c, start, w, i, i1);
         if (rank)
             tell(c, 2 * k + 2);
         else if (k + 1 == together && hear(c, 2 * together) != OK)
             return BROKEN;
         if (rank == 0)
-            factor(c, k + 1);
+            factor_next(c, k + 1);
     }
     return OK;
 }
 
-/* -- rows that are dealt out to the ranks of all nodes: each solves for its own and updates them, and sends the other nodes
- * what it has solved. The first rank of each node also has all of the diagonal, which is little work. */
+/* -- rows that are dealt out to the ranks of all nodes: each solves for its own, updates them, and sends the other nodes what
+ * it has solved. With that goes the next block of the diagonal, to which the first rank of each node subtracts the last
+ * contribution and factors it. While messages are under way, the ranks update what is needed later. */
 
-/* Whether a rank has block i. The last ones, which are the longest, come first, to and fro. */
-static int has_block(const call *c, int64_t node, int64_t here, int64_t i)
+/* Whether a rank has block k. The last ones, which are the longest, come first, to and fro. */
+static int has_block(const call *c, int64_t node, int64_t here, int64_t k)
 {
-    int64_t all = c->nodes * c->workers_here, turn = (blocks_of_rows(c) - 1 - i) % (2 * all);
+    int64_t all = c->nodes * c->workers_here, turn = (blocks_of_rows(c) - 1 - k) % (2 * all);
     int64_t to = turn < all ? turn : 2 * all - 1 - turn;
     return to % c->nodes == node && to / c->nodes == here;
 }
 
-static int node_has_block(const call *c, int64_t node, int64_t i)
+/* Whether a node reads those of a matrix's rows that are block k when they are dealt out. */
+static int node_has_block(const call *c, int64_t node, int64_t k)
 {
     int64_t here = 0;
-    while (here < c->workers_here && !has_block(c, node, here, i))
+    while (here < c->workers_here && !has_block(c, node, here, k))
         here++;
-    return here < c->workers_here;
+    return k == 0 || here < c->workers_here;
 }
 
-/* All nodes get the same: what a rank has solved. */
+static void carry_tile(const call *c, char *message, int unpacks, int64_t i, int64_t i1, int64_t j, int64_t j1, int64_t *nbytes)
+{
+    int64_t m = c->is_lower ? i1 - i : j1 - j, n = c->is_lower ? j1 - j : i1 - i;
+    tile there = tile_at(place(c, i, j), c->array.ld, 1, c->item);
+    tile in = tile_at(message + *nbytes, m, 1, c->item);
+    if (message != NULL)
+        tile_copy(unpacks ? there : in, unpacks ? in : there, m, n, c->item);
+    *nbytes += m * n * c->item;
+}
+
+/* All nodes get the same: what a rank has solved, and the next block of the diagonal. */
 static int64_t carry_rows(const call *c, int64_t rank, int64_t node, char *message, int unpacks)
 {
-    int64_t width = c->limits->width, start = c->step * width, w = least(width, c->order - start), nbytes = 0;
+    int64_t k = c->step, start = block_at(c, k), below = block_at(c, k + 1), nbytes = 0;
     int64_t here = place_on_node(c, rank);
     (void)node;
-    for (int64_t k = c->step + 1; k < blocks_of_rows(c) && here < c->workers_here; k++) {
-        int64_t rows = least(width, c->order - k * width), m = c->is_lower ? rows : w, n = c->is_lower ? w : rows;
-        if (!has_block(c, c->node_of[rank], here, k))
-            continue;
-        tile there = tile_at(place(c, k * width, start), c->array.ld, 1, c->item);
-        tile in = tile_at(message + nbytes, m, 1, c->item);
-        if (message != NULL)
-            tile_copy(unpacks ? there : in, unpacks ? in : there, m, n, c->item);
-        nbytes += m * n * c->item;
-    }
+    for (int64_t b = k + 1; b < blocks_of_rows(c) && here < c->workers_here; b++)
+        if (has_block(c, c->node_of[rank], here, b)) {
+            carry_tile(c, message, unpacks, block_at(c, b), block_at(c, b + 1), start, below, &nbytes);
+            if (b == k + 1)
+                carry_tile(c, message, unpacks, below, block_at(c, b + 1), below, block_at(c, b + 1), &nbytes);
+        }
     return nbytes;
 }
 
-static void factor_diagonal(call *c, int64_t k)
+/* Update what this rank has of blocks from k on, by the columns of block ``by``: those columns that the next step reads, or
+ * all others. */
+static void update_dealt(const call *c, int64_t by, int64_t k, int is_next)
 {
-    int64_t start = k * c->limits->width;
-    if (!*fault_of(c)) {
-        update_diagonal(c, 0, start, start, least(c->order, start + c->limits->width));
-        factor(c, k);
+    int64_t start = block_at(c, by), width = block_at(c, by + 1) - start, next = block_at(c, k + 1);
+    for (int64_t b = k + 1; b < blocks_of_rows(c); b++) {
+        int64_t i = block_at(c, b), i1 = block_at(c, b + 1);
+        if (!has_block(c, c->node, c->here, b))
+            continue;
+        update_left(c, start, width, is_next ? block_at(c, k) : next, is_next ? next : i, i, i1);
+        if ((b == k + 1) == is_next)
+            update_diagonal(c, start, width, i, i1);
+        if (!is_next)
+            board_received(c->votes); /* messages make progress */
     }
-    tell(c, 2 * k);
 }
 
 static int factor_dealt(call *c)
 {
-    int64_t n = c->order, width = c->limits->width, count = blocks_of_rows(c);
-    if (c->here >= c->workers_here)
-        return OK;
-    if (c->here == 0)
-        factor_diagonal(c, 0);
-    for (int64_t k = c->step = 0; k < count; k = ++c->step) {
-        int64_t start = k * width, w = least(width, n - start), below = start + w;
+    int64_t count = blocks_of_rows(c);
+    for (int64_t k = c->step = 0; c->here < c->workers_here; k = ++c->step) {
+        int64_t start = block_at(c, k), below = block_at(c, k + 1), before = k ? block_at(c, k - 1) : 0;
+        int goes_on = !*fault_of(c); /* if not, messages do, as the other nodes expect */
+        if (c->here == 0) {
+            if (goes_on) {
+                update_diagonal(c, before, start - before, start, below);
+                factor(c, start, below - start);
+            }
+            tell(c, 2 * k);
+        }
+        if (k && goes_on)
+            update_dealt(c, k - 1, k, 1);
         if (c->here && await_flag(c, (int)(2 * k * c->workers_here)) != OK)
             return BROKEN;
-        int goes_on = !*fault_of(c); /* if not, messages do, as the other nodes expect */
-        for (int64_t i = k + 1; i < count && goes_on; i++)
-            if (has_block(c, c->node, c->here, i))
-                solve(c, start, w, i * width, least(n, (i + 1) * width));
-        if (exchange_step(c, carry_rows) != OK)
+        if (k + 1 == count)
+            return OK;
+        for (int64_t b = k + 1; b < count && !*fault_of(c); b++)
+            if (has_block(c, c->node, c->here, b))
+                solve(c, start, below - start, block_at(c, b), block_at(c, b + 1));
+        begin_exchange(c, carry_rows, 1);
+        if (k && goes_on)
+            update_dealt(c, k - 1, k, 0);
+        if (end_exchange(c) != OK)
             return BROKEN;
         tell(c, 2 * k + 1);
         if (hear(c, 2 * k + 1) != OK)
             return BROKEN;
-        if (c->here == 0 && k + 1 < count)
-            factor_diagonal(c, k + 1);
-        for (int64_t i = k + 2; i < count && goes_on; i++)
-            if (has_block(c, c->node, c->here, i))
-                update_left(c, start, w, below, i * width, least(n, (i + 1) * width));
     }
     return OK;
 }
@@ -272,7 +303,6 @@ static int factor_blocks(call *c)
                       c->is_lower, NAN);
     return found;
 }
-
 
 static void note_fault(call *c)
 {
@@ -328,13 +358,24 @@ static int take_factor(call *c)
     return OK;
 }
 
+/* Have its columns begin at unlike places of a cache. */
+static slabs *spaced(call *c, slabs *s, int64_t n)
+{
+    enum { WAY = 1024, CACHE_LINE = 64 };
+    if (n * c->item % WAY == 0) {
+        s->gap = CACHE_LINE / c->item;
+        c->nbytes += s->gap * n * c->item;
+    }
+    return s;
+}
+
 /* A copy of the triangle; between nodes with a little around it, which is not read. */
 static slabs *stage_triangle(call *c, int by_columns)
 {
     int64_t n = c->x.rows.extent;
     if (!is_on_one_node(c))
-        return stage_half(c, &c->x, by_columns, NULL);
-    slabs *s = room_for(c, span_all(n), span_all(n), by_columns);
+        return spaced(c, stage_half(c, &c->x, by_columns, NULL), n);
+    slabs *s = spaced(c, room_for(c, span_all(n), span_all(n), by_columns), n);
     s->triangle = &c->x;
     return s;
 }
@@ -407,7 +448,7 @@ int prepare_solved(call *c)
     int64_t n = c->to.rows.extent;
     REQUIRE(n <= c->limits->cholesky);
     if (is_single(c)) {
-        c->left = room_for(c, span_all(n), span_all(n), 1);
+        c->left = spaced(c, room_for(c, span_all(n), span_all(n), 1), n);
         REQUIRE(c->to.here.by_columns && same_places(&c->y, &c->to));
         c->old = c->y, c->has_old = !same_elements(&c->b, &c->d);
         c->compute = solve_alone;

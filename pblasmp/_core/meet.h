@@ -56,9 +56,8 @@ void board_bring(board *b, int values);
  * all of this rank's have been sent; what goes with them has been taken, if they vote for the same as this rank. */
 int board_received(board *b);
 
-/* Send other nodes what the post's parcel says, and receive what they send, for a moment: return whether that is done,
- * else board_received says when. */
-int board_exchange(board *b, int yields);
+/* Receive what post_exchange has begun to, for a moment: return whether that is done, else board_received says when. */
+int board_receive(board *b, int yields);
 
 /* Come to the next meeting and wait for a moment: yield the core so many times or, if that is 0, poll for some 40
  * microseconds. Return whether all have come. */

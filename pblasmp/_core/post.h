@@ -26,6 +26,7 @@ typedef struct {
     void *of; /* NULL: nothing */
     int64_t (*pack)(const void *of, int64_t node, char *to);     /* for a node; NULL: only count the bytes */
     int64_t (*unpack)(void *of, int64_t rank, char *from);       /* what a rank has sent to this node; likewise */
+    int is_for_all; /* all nodes get the same */
 } parcel;
 
 typedef struct post {

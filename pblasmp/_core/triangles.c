@@ -413,7 +413,8 @@ static int64_t carry_link(const call *c, int64_t rank, int64_t node, char *messa
 static int exchange_links(call *c, int64_t step)
 {
     c->step = step;
-    return exchange_step(c, carry_link);
+    begin_exchange(c, carry_link, 0);
+    return end_exchange(c);
 }
 
 static int solve_between(call *c)

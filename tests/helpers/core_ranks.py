@@ -195,6 +195,10 @@ class CoreRanks:
         """What LAPACK said on a rank in the last call."""
         return self._ranks[rank][0].info
 
+    def factor_ld(self, rank):
+        """How many elements columns of the factor were apart on a rank in the last call."""
+        return self._ranks[rank][0].factor_ld
+
 
 class Spread:
     """A matrix whose parts all ranks have in this process.

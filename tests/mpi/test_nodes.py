@@ -182,17 +182,18 @@ def needed(of, ranks, reads):
 def dealt(d, nodes, width, workers):
     """How many elements cross in a Cholesky factorization whose rows are dealt out to all nodes.
 
-    First a node gets the rows that it solves for, and the blocks of the diagonal; then those that others have solved.
+    First a node gets the rows that it solves for; then those that others have solved, and blocks of the diagonal.
     """
-    n, count, ranks = d.shape[0], d.shape[0] // width, len(nodes) * workers
-    crossing = (n * n - n * width) // 2 * (len(nodes) - 1)
+    n, ranks = d.shape[0], len(nodes) * workers
+    starts = [0, *range(n % width or width, n + 1, width)]
+    blocks = [slice(*each) for each in itertools.pairwise(starts)]
+    crossing = (len(nodes) - 1) * sum((each.stop - each.start) * each.stop for each in blocks[1:])
     for node, together in enumerate(nodes):
         read = np.zeros((n, n), bool)
-        for i in range(count):
-            turn = (count - 1 - i) % (2 * ranks)  # from the last rows on, to and fro
-            mine = min(turn, 2 * ranks - 1 - turn) % len(nodes) == node
-            stop = (i + 1) * width
-            read[i * width : stop, 0 if mine else i * width : stop] = True
+        for turn, rows in enumerate(reversed(blocks)):  # from the last rows on, to and fro
+            turn %= 2 * ranks
+            if rows.start == 0 or min(turn, 2 * ranks - 1 - turn) % len(nodes) == node:
+                read[rows, : rows.stop] = True
         for rank in together:
             if rank < d.grid.size:
                 read[np.ix_(*d.global_indices(rank))] = False
@@ -253,11 +254,17 @@ def volumes(comm, nodes):
                 found = sent(pb.linalg.cholesky, a, out=out)
                 half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
                 assert half, f"Cholesky on {a_grid}: {found} bytes, of all elements {most}"
-                with changed_limits(width=4, part=4):
-                    found = sent(pb.linalg.cholesky, a, out=out)
                 workers = min(ctx.engine.operations.workers, comm.size, n // 4)
-                expected = 8 * dealt(a.descriptor, nodes, 4, workers)
-                assert found == expected, f"dealt Cholesky on {a_grid}: {found} bytes"
+                for width in (4, 7):
+                    with changed_limits(width=width, part=4):
+                        found = sent(pb.linalg.cholesky, a, out=out)
+                    most = 8 * dealt(a.descriptor, nodes, width, workers)
+                    least = (
+                        most if width == 4 else 0.95 * most
+                    )  # what is above the diagonal of a block is left out
+                    assert least <= found <= most, (
+                        f"dealt Cholesky on {a_grid}, {width} columns: {found} bytes"
+                    )
 
 
 @on_ranks(2, on_nodes="blocks:2")

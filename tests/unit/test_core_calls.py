@@ -524,7 +524,7 @@ def test_faults_of_positive_definite_matrices(routine, size, nodes):
 
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1, 0], [0, 0, 1, 2, 1, 2, 2], [0, 0, 0, 1]])
 def test_nodes_share_the_work_of_a_factorization(nodes):
-    """Each rank solves for rows of its own, which all nodes receive: one exchange for each block of columns."""
+    """Each rank solves for rows of its own, which all nodes receive: one exchange for each block but the last."""
     cases, n = Cases(len(nodes), 8, nodes), 29
     limits = {"width": 3, "part": 3, "meeting": 9, "rows": 2, "factoring": 9}
     for cases.char in TYPES:
@@ -541,14 +541,28 @@ def test_nodes_share_the_work_of_a_factorization(nodes):
                 )
             expected = given[uplo] if routine == "potrf" else y
             assert np.allclose(found, expected, rtol=1e-4 if cases.char in "fF" else 1e-11)
-            assert (
-                cases.ranks.exchanges() - before == -(-n // 3) + 1
-            )  # the last one brings nothing, or solutions
+            assert cases.ranks.exchanges() - before == -(-n // 3)  # the last one brings nothing, or solutions
     cases.char, width = "d", 8  # each rank solves for its own columns
     seen, d = cases.ranks.products(0, "trsm"), cases.spread(whole.real @ np.ones((n, width)))
     with changed_limits(**limits):
         assert np.allclose(cases.compute("posv", [cases.spread(whole.real), d, None], d), 1)
     assert [cols for rows, cols in seen if rows == n] == [-(-width // len(nodes))] * 2
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(1, None), (2, None), (2, [0, 1])])
+@pytest.mark.parametrize("char", [*TYPES])
+def test_columns_of_a_factor_begin_at_unlike_places_of_a_cache(char, size, nodes):
+    """If they were 1 KiB apart, or a multiple of it, a few lines of a cache would have to hold all of a row."""
+    cases, item = Cases(size, 9, nodes), np.dtype(char).itemsize
+    cases.char = char
+    for n, gap in ((1024 // item, 64 // item), (1024 // item - 1, 0)):
+        y, found = cases.values(n, 2), None
+        while found is None:  # a single rank solves for columns that are contiguous
+            d = cases.spread((2 * n * np.eye(n) + 1) @ y)
+            with changed_limits(width=48, part=32):
+                found = cases.compute("posv", [cases.spread(2 * n * np.eye(n) + 1), d, None], d)
+        assert np.allclose(found, y, atol=1e-4 if char in "fF" else 1e-11)
+        assert {cases.ranks.factor_ld(rank) for rank in range(size)} == {n + gap}
 
 
 class Interrupted(CoreRanks):
