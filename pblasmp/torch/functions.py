@@ -201,9 +201,7 @@ def multiply(
         else:
             y, _ = asked.forward(part, part_of(w), None if bias is None else part_of(bias))
         if key is not None:
-            if len(ctx.parallel_calls) >= _MOST_KNOWN:
-                ctx.parallel_calls.clear()
-            ctx.parallel_calls[key] = asked, needs
+            operators.remember(ctx, key, (asked, needs))
     else:
         operands = part, operators.adding_to(mains, local(w)), None if bias is None else local(bias)
         if scales is not None:
@@ -215,9 +213,6 @@ def multiply(
     if not isinstance(x, DTensor):
         return y
     return on_mesh(y, x.device_mesh, _placement(kind.y, y.ndim), (*x.shape[:-1], w.shape[0]))
-
-
-_MOST_KNOWN = 1024
 
 
 def _key(

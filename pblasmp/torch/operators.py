@@ -117,9 +117,24 @@ def product(
     total: int | None, algo: str, backward_algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x wᵀ + bias, x w with ``transposed``; and the gathered x with ``keep``, otherwise an empty tensor."""
-    again = Again(form, Context.named(name), transposed, keep, by_rule, total, algo=algo)
+    ctx = Context.named(name)
+    key = form, transposed, keep, by_rule, total, algo, seen(w), None if bias is None else seen(bias)
+    again = ctx.parallel_calls.get(key)
+    if again is None:
+        again = Again(form, ctx, transposed, keep, by_rule, total, algo=algo)
+        remember(ctx, key, again)
     y, gathered = again(x, w, bias)
     return y, x.new_empty(0) if gathered is None else gathered
+
+
+def remember(ctx: Context, key: Hashable, value: object) -> None:
+    """Keep what makes calls of one kind; where there are too many kinds, drop the others. Local."""
+    if len(ctx.parallel_calls) >= _MOST_KNOWN:
+        ctx.parallel_calls.clear()
+    ctx.parallel_calls[key] = value
+
+
+_MOST_KNOWN = 1024
 
 
 class Again:

@@ -318,7 +318,9 @@ def test_other_tokens(comm: Any, path: str) -> None:
                     if turn == 2 and (calls > _MOST_CALLS or (queues and of_queue > _MOST_OF_QUEUES)):
                         wrong = wrong or f"{calls} calls, {of_queue} to queue it"
                     assert not wrong, f"{form} {algo}, {tokens} tokens"
-            if queues:  # those that come once are one product of all tokens, and look for no algorithm of their own
+            if (
+                queues
+            ):  # those that come once are one product of all tokens, and look for no algorithm of their own
                 x, w, found = ctx.engine.xp.zeros((200, 2)), ctx.engine.xp.zeros((2, 2)), []
                 for tokens in (200, 199, 198, 197, 198, 198):
                     before = how["lt"].searches, len(how["lt"].calls)
