@@ -208,8 +208,9 @@ def _run(ranks: Ranks, rank: int, task: Task, *, gpus: bool) -> _Run:
         held = sum(x.nbytes for x in arrays if x is not None)
     else:
         held = sum(_held(x, rank) for x in _matrices(problem).values())
+    asks = engine.transport
     if isinstance(problem, FactorProblem):  # whose products do not count, or only at most
-        sent, kept = engine.transport.sent.total(), engine.transport.kept.nbytes
+        sent, kept = asks.sent.total(), asks.kept.nbytes
     else:
         sent, copied = product.sent_bytes, product.copied_bytes
         kept = product.workspace.host_bytes + product.workspace.device_bytes
