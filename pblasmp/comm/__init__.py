@@ -21,7 +21,7 @@ from .locations import (
     unlike_interfaces,
 )
 from .mpi_communicator import world_ranks
-from .post import LARGEST
+from .post import LARGEST, Partners
 from .shared_memory import SharedMemory, open_boards
 from .side_channel import SideChannel, where_others_wait
 from .votes import (

@@ -22,7 +22,7 @@ from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
-from tests.helpers.tensor_cases import FORMS, Case
+from tests.helpers.tensor_cases import FORMS, Case, sizes
 
 pytestmark = starts_ranks
 
@@ -267,6 +267,27 @@ def volumes(comm, nodes):
                     )
 
 
+def sums_of_nodes(comm, nodes):
+    """GEMM + ReduceScatter by "pull": of each element a node sends one sum, in the type in which it is added."""
+    rng = np.random.default_rng(15)
+    mine = next(ranks for ranks in nodes if comm.rank in ranks)
+    with pb.Context(comm, engine="host") as ctx:
+        carrier = ctx.engine.transport.comm
+        for dtype, size in itertools.product(("float64", "bfloat16"), sizes(comm)):
+            case = Case(rng, comm, "matmul_reduce_scatter", dtype, *size)
+            with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
+                found = case(ctx, algo="pull")
+            assert not unlike(found, case.expected()), f"{dtype} {size}"
+            sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
+            everyones = sum(map(sum, comm.allgather(sent)))
+            tokens, outputs, _ = size
+            assert everyones == tokens * outputs * (8 if dtype == "float64" else 4) * (len(nodes) - 1), size
+            assert len(sent) == len(send.mock_calls), "within a node there are no messages"
+        case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
+        found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)
+        assert not unlike(found, case.expected(2, 3, bias=True)), "C and bias are added once"
+
+
 @on_ranks(2, on_nodes="blocks:2")
 def test_a_rank_without_room_for_messages(comm):
     """A rank without memory for messages: all go without them, and nobody waits."""
@@ -403,3 +424,11 @@ def test_a_solve_for_one_column_moves_no_matrix(nranks, form):
 )
 def test_each_element_crosses_between_two_nodes_once(nranks, form):
     run_mpi(volumes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))
+
+
+@pytest.mark.parametrize(
+    ("nranks", "form"),
+    [(3, "blocks:2"), (4, "interleaved:2"), *only_long((5, "blocks:2"), (6, "interleaved:3"))],
+)
+def test_a_node_adds_up_what_it_sends(nranks, form):
+    run_mpi(sums_of_nodes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))

@@ -10,9 +10,11 @@ The ranks have agreed since the previous run, so that no rank still reads what i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from ...comm import Partners
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ..method import follower_refusal, library_refusal, travel_refusal
@@ -187,6 +189,13 @@ def _some(array: Array, peer: int) -> list[tuple[Array, int]]:
 # -- the rows of the registry
 
 
+def _sums_are_less(p: ParallelProblem, nodes: int, parts: int) -> bool:
+    """Return whether a node receives fewer bytes of sums than of operands, if others send ``parts`` of each sum."""
+    tokens, outputs, inputs = p.sizes
+    sums = tokens * outputs * parts * accumulation_dtype(p.out_dtype).itemsize
+    return sums < inputs * (outputs + tokens // nodes) * p.dtype.itemsize
+
+
 class MessageMethod(TensorMethod):
     """By messages between all ranks, which overlap local products."""
 
@@ -215,10 +224,7 @@ class MessageMethod(TensorMethod):
         count = len(engine.transport.nodes)
         if problem.form != "matmul_reduce_scatter" or count == 1:
             return 5.0
-        tokens, outputs, inputs = problem.sizes
-        sums = tokens * outputs * problem.size // count * accumulation_dtype(problem.out_dtype).itemsize
-        operands = inputs * (outputs + tokens // count) * problem.dtype.itemsize
-        return 1.9 if sums < operands else 5.0
+        return 1.9 if _sums_are_less(problem, count, problem.size // count) else 5.0
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
@@ -267,6 +273,44 @@ class _SharedSum(PulledSum[Operands], ParallelProduct):
         mine = self.added[self.rank]
         row = self.p.outputs[0] * self.travels.itemsize
         self.copied_bytes = (mine.stop - mine.start) * row * (self.size - 1)
+
+
+class NodesSum(ParallelProduct):
+    """GEMM + ReduceScatter between nodes: a node adds up what its ranks have of a row, and sends that once."""
+
+    path = "partial products added on each node, whose sums are added by the rank that owns their rows"
+
+    def _prepare(self) -> None:
+        p, nodes = self.p, self._transport.nodes
+        partners = Partners(self.rank, nodes)
+        self._here = nodes[partners.node]
+        self._to, self._of = ([rank for _, rank in some] for some in (partners.boxes, partners.letters))
+        outputs, mine = p.outputs[0], p.rows[self.rank]
+        self.shared["parts"] = Memory(self.travels, [(p.tokens[0], outputs)] * max(map(len, nodes)))
+        self.own["outgoing"] = Memory(self.travels, [(sum(p.rows[rank] for rank in self._to), outputs)])
+        self.own["incoming"] = Memory(self.travels, [(mine * len(self._of), outputs)])
+        self.sent_bytes = self.own["outgoing"].nbytes
+        self.copied_bytes = mine * outputs * self.travels.itemsize * (len(self._here) - 1)
+
+    def _multiply(self, operands: Operands) -> None:
+        p, transport, parts = self.p, self._transport, self.everyones("parts")[: len(self._here)]
+        outputs, mine = p.outputs[0], self.added[self.rank]
+        self.part(operands, operands.a, parts[self._here.index(self.rank)])
+        self.meet()
+        shapes = [(p.rows[rank], outputs) for rank in self._to]
+        outgoing = self.cut(self.memory("outgoing"), shapes)
+        incoming = self.cut(self.memory("incoming"), [(p.rows[self.rank], outputs)] * len(self._of))
+        for rank, total in zip(self._to, outgoing, strict=True):
+            rows = self.added[rank]
+            total[...] = parts[0][rows]
+            for part in parts[1:]:
+                total += part[rows]
+        transfer = transport.start(
+            [each for to in zip(outgoing, self._to, strict=True) for each in _some(*to)],
+            [each for of in zip(incoming, self._of, strict=True) for each in _some(*of)],
+        )
+        transfer.finish()
+        self.add(operands, [*(part[mine] for part in parts), *incoming], [operands.d], operands.c)
 
 
 class SharedInput(ParallelProduct):
@@ -371,13 +415,18 @@ class SharedMemoryMethod(TensorMethod):
 
     Args:
         name: the algorithm.
-        kinds: its products by form.
+        kinds: its products by form; "between_nodes" is that of a form which several nodes have, too.
     """
 
     refuses_sizes = True
 
-    def __init__(self, name: str, **kinds: type[ParallelProduct]) -> None:
-        self.name, self.forms, self._kinds = name, tuple(kinds), kinds
+    def __init__(
+        self,
+        name: str,
+        between_nodes: Mapping[str, type[ParallelProduct]] = {},
+        **kinds: type[ParallelProduct],
+    ) -> None:
+        self.name, self.forms, self._kinds, self._between_nodes = name, tuple(kinds), kinds, between_nodes
 
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
@@ -386,7 +435,7 @@ class SharedMemoryMethod(TensorMethod):
         transport = engine.transport
         if transport.why_not_shared:
             return transport.why_not_shared
-        if len(transport.nodes) > 1:
+        if len(transport.nodes) > 1 and problem.form not in self._between_nodes:
             return f"the ranks are on {len(transport.nodes)} nodes, which share no memory"
         if why := MESSAGES.refusal(engine, problem, options, operands):
             return why
@@ -398,9 +447,14 @@ class SharedMemoryMethod(TensorMethod):
         return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
-        """Return for "ring" less than for the others if a rank adds many bytes. Local."""
+        """Return for "ring" less than for the others if a rank adds many bytes. Local.
+
+        Between nodes, less than the cost of slabs if nodes, of several ranks, receive less.
+        """
         if problem.size == 1:
             return _ALONE
+        if (count := len(engine.transport.nodes)) > 1:
+            return 1.8 if problem.size > count and _sums_are_less(problem, count, 1) else 5.5
         if self.name != "ring":
             return 1.5
         tokens, outputs, _ = problem.sizes
@@ -411,12 +465,17 @@ class SharedMemoryMethod(TensorMethod):
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> ParallelProduct:
         """Return the product. Local."""
-        return self._kinds[problem.form](engine, problem, options)
+        kinds = self._kinds if len(engine.transport.nodes) == 1 else self._between_nodes
+        return kinds[problem.form](engine, problem, options)
 
 
 METHODS = (
     SharedMemoryMethod(
-        "pull", allgather_matmul=SharedInput, matmul_reduce_scatter=_SharedSum, matmul_allgather=_SharedOutput
+        "pull",
+        {"matmul_reduce_scatter": NodesSum},
+        allgather_matmul=SharedInput,
+        matmul_reduce_scatter=_SharedSum,
+        matmul_allgather=_SharedOutput,
     ),
     SharedMemoryMethod("two_shot", matmul_allreduce=_SharedSum),
     SharedMemoryMethod("ring", matmul_reduce_scatter=RingSum, matmul_allreduce=RingSum),
