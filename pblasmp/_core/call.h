@@ -125,7 +125,8 @@ enum {
 
 /* When which way is faster: see engines/host/direct/limits.py. */
 typedef struct {
-    int64_t tiny, stay, portion, handoff, lapack, cholesky, width, part, rows, meeting, factoring;
+    int64_t tiny, stay, portion, handoff, uncopied, transposed, equations;
+    int64_t lapack, cholesky, width, part, rows, meeting, factoring;
 } limits;
 
 /* Rows i to i1 and columns j to j1 of this rank's part of a triangle: a triangle of them, or all. */

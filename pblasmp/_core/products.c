@@ -20,13 +20,21 @@ static void gemv(const call *c, int64_t m, int64_t k, const scalar *alpha, opera
     (op_of(x), INT(rows), INT(cols), alpha, x.at, INT(x.ld), y.at, INT(y.by_columns ? y.ld : 1), beta, at, INT(step));
 }
 
+/* How many rows, or columns, of a real result to compute at a time: a narrow one in pieces for which nothing is copied. */
+static int64_t piece_of(const limits *l, int64_t longer, int64_t narrow, int64_t k, int of_transpose)
+{
+    int64_t step = l->uncopied / (narrow * k), most = l->transposed / narrow;
+    step = (of_transpose && most < step ? most : step) / 8 * 8;
+    return 2 * step < narrow ? longer : step;
+}
+
 void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, operand x, operand y,
           const scalar *beta, operand d)
 {
     if (!d.by_columns) { /* compute its transpose */
         operand of = x;
         int64_t rows = m;
-        x = y, y = of, m = n, n = rows;
+        x = y, y = of, m = n, n = rows, d.by_columns = 1;
     }
     if (k && n == 1 && !y.conjugated)
         gemv(c, m, k, alpha, x, y, beta, d.at, 1);
@@ -37,8 +45,16 @@ void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, o
                                                             INT(along(y)), d.at, INT(d.ld));
     else {
         const char *of_y = !y.by_columns ? "N" : y.conjugated ? "C" : "T";
-        BLAS(c, 13, GEMM)
-        (op_of(x), of_y, INT(m), INT(n), INT(k), alpha, x.at, INT(x.ld), y.at, INT(y.ld), beta, d.at, INT(d.ld));
+        int tall = m >= n;
+        int64_t longer = tall ? m : n, narrow = tall ? n : m, step = longer;
+        if (c->letter < C && narrow && k)
+            step = piece_of(c->limits, longer, narrow, k, !x.by_columns && !y.by_columns);
+        for (int64_t at = 0; at < longer; at += step) {
+            int64_t count = longer - at < step ? longer - at : step, i = tall ? at : 0, j = tall ? 0 : at;
+            BLAS(c, 13, GEMM)
+            (op_of(x), of_y, INT(tall ? count : m), INT(tall ? n : count), INT(k), alpha, from(c, x, i, 0).at, INT(x.ld),
+             from(c, y, j, 0).at, INT(y.ld), beta, from(c, d, i, j).at, INT(d.ld));
+        }
     }
 }
 

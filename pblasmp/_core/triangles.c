@@ -34,6 +34,29 @@ static int find_words(call *c, int of_columns, int by_columns)
     return OK;
 }
 
+/* Replace b, of m x n in Fortran order, by the solution: many equations half by half. */
+static void solve(const call *c, int64_t m, int64_t n, const scalar *factor, operand a, operand b)
+{
+    const words *w = &c->words;
+    int from_left = w->side == 'L', is_lower = w->uplo == 'L', is_plain = w->op == 'N';
+    int64_t order = from_left ? m : n, half = order / 16 * 8, rest = order - half;
+    if (order < c->limits->equations) {
+        BLAS(c, 11, TRSM)
+        (&w->side, &w->uplo, &w->op, &c->diag, INT(m), INT(n), factor, a.at, INT(a.ld), b.at, INT(b.ld));
+        return;
+    }
+    int forwards = (is_lower == is_plain) == from_left;
+    operand later = from(c, a, half, half), b_later = from(c, b, from_left ? half : 0, from_left ? 0 : half);
+    operand corner = is_lower ? from(c, a, half, 0) : from(c, a, 0, half), known = forwards ? b : b_later;
+    int64_t first = forwards ? half : rest, second = order - first;
+    corner.by_columns = is_plain == from_left, corner.conjugated = w->op == 'C';
+    solve(c, from_left ? first : m, from_left ? n : first, factor, forwards ? a : later, known);
+    known.by_columns = !from_left;
+    gemm(c, from_left ? second : m, from_left ? n : second, first, &c->less, from_left ? corner : known,
+         from_left ? known : corner, factor, forwards ? b_later : b);
+    solve(c, from_left ? second : m, from_left ? n : second, &c->one, forwards ? later : a, forwards ? b_later : b);
+}
+
 /* Replace b, of m x n, by the result. */
 static void triangular(const call *c, int64_t m, int64_t n, operand a, operand unused, operand b)
 {
@@ -47,9 +70,12 @@ static void triangular(const call *c, int64_t m, int64_t n, operand a, operand u
     if (n == 1 && w->side == 'L' && is_one(c, &c->factor)) /* for one column the others are slow */
         (solves ? BLAS(c, 8, TRSV) : BLAS(c, 8, TRMV))(&w->uplo, &w->op, &c->diag, INT(m), a.at, INT(a.ld), b.at,
                                                        INT(1));
-    else
-        (solves ? BLAS(c, 11, TRSM) : BLAS(c, 11, TRMM))(&w->side, &w->uplo, &w->op, &c->diag, INT(m), INT(n),
-                                                         &c->factor, a.at, INT(a.ld), b.at, INT(b.ld));
+    else if (solves) {
+        a.by_columns = b.by_columns = 1; /* as BLAS sees them */
+        solve(c, m, n, &c->factor, a, b);
+    } else
+        BLAS(c, 11, TRMM)
+        (&w->side, &w->uplo, &w->op, &c->diag, INT(m), INT(n), &c->factor, a.at, INT(a.ld), b.at, INT(b.ld));
 }
 
 /* -- BLAS's symm and hemm, on m x n elements of d; for one column its products with vectors, since the others are slow */

@@ -356,6 +356,9 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
             "rows": 2,
             "factoring": 9,
             "handoff": 1 << 60 * (turn % 2),
+            "uncopied": 900,
+            "transposed": int(rng.choice([90, 1200])),
+            "equations": 16,
         }
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
             found = cases.compute(routine, given, into, **how)

@@ -100,6 +100,10 @@ class Limits(ctypes.Structure):
             transpose.
         handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
             computes; or sent while it goes to another node.
+        uncopied: multiplications of a real product for which OpenBLAS copies no operand: narrow ones are computed in
+            pieces of no more.
+        transposed: elements of the result for which it copies none of x^T y.
+        equations: of a triangular solve, from which on halves and a product are faster than BLAS's trsm; at least 16.
         lapack: multiplications of a factorization that each rank computes all of. Larger calls are worth a plan, in
             which the ranks share the work.
         cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
@@ -113,14 +117,15 @@ class Limits(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in (
-            *("tiny", "stay", "portion", "handoff", "lapack"),
+            *("tiny", "stay", "portion", "handoff", "uncopied", "transposed", "equations", "lapack"),
             *("cholesky", "width", "part", "rows", "meeting", "factoring"),
         )
     )
 
 
 LIMITS = Limits(
-    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, lapack=9_000_000,
+    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, uncopied=1_000_000, transposed=1200, equations=64,
+    lapack=9_000_000,
     cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
