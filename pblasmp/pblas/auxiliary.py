@@ -159,7 +159,6 @@ def _told(full: str, routine: str, grid: ProcessGrid, part: Part, uplo: str = "L
     direct = ctx.direct_on_host
     if direct is None:
         return None
-    ctx.check_open()
     asked = Asked(full, routine, part, None, None, part, False, uplo=uplo, diag=diag)
     return direct.reduce(ctx.control, asked)
 

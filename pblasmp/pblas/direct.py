@@ -189,7 +189,6 @@ class DirectForm:
         for i in self._numbers:
             if not takes_number(args[i]):
                 return None
-        ctx.check_open()
         compute = getattr(direct, self._way)
         done = compute(ctx.control, self, args)
         if done is None and (plain := self._plain(args)) is not None:

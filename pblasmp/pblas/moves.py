@@ -66,7 +66,6 @@ def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | N
     if a and b and a[0].address < b[0].end and b[0].address < a[0].end:
         return None
     part = Trapezoid.of_shape((m, n), uplo.upper(), diag.upper()) if "uplo" in given else None
-    ctx.check_open()
     return direct.move(ctx.control, Moved(full, f"{part}", (m, n), dtype.itemsize, a, b, of_a, of_b, part))
 
 

@@ -217,8 +217,16 @@ class Runtime(Generic[Matrix]):
 
     @property
     def direct_on_host(self) -> Direct | None:
-        """The same for calls that only CPU ranks compute without a plan; None on GPUs, and if a rank is gone."""
-        return None if self.engine.traits.on_gpus or self.control.gone() else self.engine.direct
+        """The same for calls that only CPU ranks compute without a plan; None on GPUs, and if a rank is gone.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        if self.engine.traits.on_gpus or self.control.gone():
+            return None
+        if self.control.channel.cause or not self._open:
+            self.check_open()
+        return self.engine.direct
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"

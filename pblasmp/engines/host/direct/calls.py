@@ -82,7 +82,6 @@ _NUMBERS = "dot", "asum"  # in double precision for all types
         *("AWAIT_SUMS", "NEEDS_ROOM", "BROKEN", "UNKNOWN"),
     ),
 )  # fmt: skip
-_UNLIKE = -1  # the ranks have voted, and not all of them agree
 
 
 class Limits(ctypes.Structure):
@@ -215,8 +214,8 @@ class HostDirect:
 
     def run(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        done: bool | None = self._in_turn(control, asked, self._done, args)
-        return done
+        done = self._in_turn(control, asked, self._status, args)
+        return done and True  # or whether it used slabs
 
     def reduce(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> Any:
         """See ``Direct``. Collective over the context."""
@@ -291,17 +290,13 @@ class HostDirect:
 
     # -- calls: each returns None and False as ``Direct.run`` does
 
-    def _done(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> bool | None:
-        status = self._status(control, asked, args)
-        return None if status == _UNFIT else status != _UNLIKE
-
     def _outcome(
         self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]
     ) -> Outcome | Literal[False] | None:
         self._state.workers = self._operations.workers
-        done = self._done(control, asked, args)
+        done = self._status(control, asked, args)
         if not done:
-            return done
+            return False if done is False else None
         state, routine, dtype, parts = self._state, asked.routine, asked.dtype, self._parts.tolist()
         (_, _, _, m, n, _), (_, _, _, *of_d, _) = parts[0], parts[3]
         if not min(of_d):
@@ -322,8 +317,8 @@ class HostDirect:
 
     def _reduced(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> Any:
         status = self._status(control, asked, args)
-        if status <= _UNFIT:
-            return None if status == _UNFIT else False
+        if not status:
+            return status
         state, (part, total) = self._state, REDUCTIONS[asked.routine]
         if status == _BY_PYTHON:
             parts = (asked.a, asked.b) if isinstance(asked, Asked) else (self.operand(0), self.operand(1))
@@ -376,38 +371,52 @@ class HostDirect:
 
     # -- the core
 
-    def _status(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]) -> int:
-        """Have the core carry out a call; return how that has ended."""
-        state, sets, channel = self._state, self.sets, control.channel
+    def _status(
+        self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any]
+    ) -> int | Literal[False] | None:
+        """Have the core carry out a call; return how that has ended, else None or False as ``Direct.run`` does."""
+        assert self._core is not None
+        sets, channel = self.sets, control.channel
         letter = asked.d[0].pattern.letter if isinstance(asked, Asked) else asked.letter
         if letter not in self._letters:
             try:
                 self._load(letter)
             except _EARLY:
-                return _UNFIT
+                return None
         if not self._single:
-            board = control.board
-            assert board is not None
-            if board is not self._board:
-                self._meet_by(board)
-            state.unlike = channel.found[0] if channel.found else 0
-            state.memory = self._addresses[sets.half]
-        state.yields = YIELDS if control.patient else 0
-        status = self._start(asked) if isinstance(asked, Asked) else self._start_with(asked, args)
+            self._expect_others(control)
+        if isinstance(asked, Asked):
+            status = self._start(asked)
+        else:
+            given = self._arguments
+            given.form, given.given = asked.address, id(args)
+            status = self._core.arguments_start(self._given)
+            if status == _UNKNOWN:
+                status = self._start_with_learned(asked, args)
         if status <= _BY_PYTHON:
-            return status
+            return status or None
         if not self._single:
             channel.begin_agreement()
         while status > _DONE_STAGED:
             if not self._waited_for(control, asked.call, status):
-                return _UNFIT if self._single else _UNLIKE
+                return None if self._single else False
             status = self._go_on(self._call)
         channel.found = None
         if status == _DONE_STAGED and not self._single:
             sets.turn()
-        else:
+        elif sets.half:
             sets.start_over()
         return status
+
+    def _expect_others(self, control: Communicator) -> None:
+        """Tell the core how the ranks meet in the next call."""
+        state, board, found = self._state, control.board, control.channel.found
+        assert board is not None
+        if board is not self._board:
+            self._meet_by(board)
+        state.unlike = found[0] if found else 0
+        state.memory = self._addresses[self.sets.half]
+        state.yields = YIELDS if control.patient else 0
 
     def _start(self, asked: Asked) -> int:
         """Have the core read a call and start it; return how that has ended."""
@@ -426,19 +435,16 @@ class HostDirect:
             status = self._core.asked_start(self._given, routine, count)
         return status
 
-    def _start_with(self, form: RoutineForm, args: Sequence[Any]) -> int:
-        """Have the core read the arguments and start the call; return how that has ended."""
+    def _start_with_learned(self, form: RoutineForm, args: Sequence[Any]) -> int:
+        """Tell the core of the local arrays that it does not know, and start the call; return how that has ended."""
         assert self._core is not None
-        given = self._arguments
-        given.form, given.given = form.address, id(args)
+        if len(self._learned) > objects.PLACES - objects.MATRICES:
+            self._places[:] = 0
+            self._learned.clear()
+        if not form.learn(args, self._learn):
+            return _UNFIT
+        self._arguments.given = id(args)
         status: int = self._core.arguments_start(self._given)
-        if status == _UNKNOWN:
-            if len(self._learned) > objects.PLACES - objects.MATRICES:
-                self._places[:] = 0
-                self._learned.clear()
-            if form.learn(args, self._learn):
-                given.given = id(args)
-                status = self._core.arguments_start(self._given)
         return _UNFIT if status == _UNKNOWN else status
 
     def _learn(self, array: Any, desc: Any, held: Held, rows: int, cols: int) -> None:
