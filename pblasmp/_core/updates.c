@@ -2,6 +2,8 @@
 /* Rank-k and rank-2k updates: BLAS's for triangles of D that a rank has, products for the rest. */
 #include "call.h"
 
+enum { FEW = 32 }; /* rows of an update that is computed as a product */
+
 /* -- what a rank has of a triangle: tiles on the diagonal, and what is below or above each of them */
 
 int has_tiles(const view *x)
@@ -91,6 +93,20 @@ static int find_update(call *c, int by_columns)
     return OK;
 }
 
+/* Few elements of a real d by a product with all of them, which is faster than BLAS's update: it has better kernels. */
+static void update_few(const call *c, int64_t n, operand x, operand d)
+{
+    static const double one[2] = {1, 0};
+    double room[FEW * FEW];
+    operand all = {(char *)room, n, 1, 0};
+    gemm(c, n, n, c->x.cols.extent, &c->factor, x, x, &c->zero, all);
+    for (int64_t j = 0; j < n; j++) {
+        int64_t i = c->uplo == 'L' ? j : 0, count = c->uplo == 'L' ? n - j : j + 1;
+        tile to = tile_from(elements(c, d), i, j);
+        tile_sum(to, one, tile_from(elements(c, all), i, j), c->beta, to, count, 1, c->letter, 0);
+    }
+}
+
 /* Update n x n elements of d. */
 static void update(const call *c, int64_t m, int64_t n, operand x, operand y, operand d)
 {
@@ -100,6 +116,8 @@ static void update(const call *c, int64_t m, int64_t n, operand x, operand y, op
     if (c->b.of == NULL) {
         if (c->is_vector)
             BLAS(c, 7, HER)(&w->uplo, INT(n), &c->factor, x.at, INT(along(x)), d.at, INT(d.ld));
+        else if (c->letter < C && n <= FEW && k >= 2 * n)
+            update_few(c, n, x, d);
         else
             (c->adjoint ? BLAS(c, 10, HERK) : BLAS(c, 10, SYRK))(&w->uplo, &w->op, INT(n), INT(k), &c->factor, x.at,
                                                                 INT(x.ld), &c->other, d.at, INT(d.ld));
