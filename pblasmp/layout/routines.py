@@ -8,12 +8,18 @@ is a square matrix, of m rows if ``side`` is "L", else of n.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from operator import itemgetter
 from typing import Any, Literal
 
 WORDS = ("side", "uplo", "op_a", "op_b", "diag")
 """The options of routines, in the order in which they are handed on."""
+
+_LEGAL = frozenset(product("LR", "LU", "NTC", "NTC", "NU"))
+_Key = tuple[tuple[str, ...], tuple[bool, ...]]
+_Extents = Callable[[Sequence[int]], Any]
 
 
 class Sizes:
@@ -25,36 +31,39 @@ class Sizes:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = texts
-        self._equal: dict[
-            tuple[str, ...], list[tuple[int, int]]
-        ] = {}  # by options, extents that are the same letter
+        # by options and what is absent: what takes the extents of one matrix, and those that are to be equal
+        self._equal: dict[_Key, tuple[_Extents, _Extents]] = {}
 
-    def fit(self, extents: Sequence[int], words: tuple[str, ...]) -> bool:
-        """Return whether operands fit together. Local.
+    def fit(self, extents: Sequence[int], words: tuple[str, ...], absent: tuple[bool, ...]) -> bool:
+        """Return whether operands fit together, and options are legal. Local.
 
         Args:
-            extents: rows and columns of A, B, C and D; -1 for those that are absent.
-            words: legal options, in the order of ``WORDS``.
+            extents: rows and columns of A, B, C and D.
+            words: options, in the order of ``WORDS``.
+            absent: whether B, C and D are.
         """
-        equal = self._equal.get(words)
+        equal = self._equal.get((words, absent))
         if equal is None:
-            equal = self._equal[words] = self._same_letters(words)
-        for i, j in equal:  # noqa: SIM110 - a generator takes longer than this
-            if extents[i] != extents[j] >= 0:
+            if words not in _LEGAL:
                 return False
-        return True
+            equal = self._equal[words, absent] = self._same_letters(words, absent)
+        of_one, of_others = equal
+        return bool(of_one(extents) == of_others(extents))
 
-    def _same_letters(self, words: tuple[str, ...]) -> list[tuple[int, int]]:
+    def _same_letters(self, words: tuple[str, ...], absent: tuple[bool, ...]) -> tuple[_Extents, _Extents]:
         options = dict(zip(WORDS, words, strict=True))
         first: dict[str, int] = {}  # A and B, which come first, are there if they have a size
-        equal = []
+        equal = [(0, 0)]
         for place, operand in enumerate("abcd"):
+            if place and absent[place - 1]:
+                continue
             for axis, letter in enumerate(letters(self.texts.get(operand, ""), options)):
                 here = 2 * place + axis
                 at = first.setdefault(letter, here)
                 if at != here:
                     equal.append((at, here))
-        return equal
+        of_one, of_others = zip(*equal, strict=True)
+        return itemgetter(*of_one), itemgetter(*of_others)
 
 
 def letters(text: str, options: Mapping[str, str]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class MatrixCall(UserCall[Any]):
 
     Attributes:
         direct: whether it may be a direct call.
+        row: what the tables say of the routine.
         called: what the function calls operands, if not "a", "b" and "c".
 
     Raises:
@@ -49,6 +50,7 @@ class MatrixCall(UserCall[Any]):
     """
 
     called: Mapping[str, str] = MappingProxyType({})
+    row: Routine
     _task: Task
     _layout: MatrixDescriptor  # D's
     _matrices: Matrices
@@ -61,11 +63,7 @@ class MatrixCall(UserCall[Any]):
         a = given[0]
         self.ctx = a.context if isinstance(a, Handle) else context_of(name, *given)
         self.name, self.routine, self._given, self._how, self.direct = name, routine, given, how, direct
-
-    @property
-    def row(self) -> Routine:
-        """What the tables say of the routine."""
-        return _ROWS[self.routine]
+        self.row = _ROWS[routine]
 
     def find_context(self) -> None:
         """Find out where the other ranks make this call, if that is in doubt. Collective over that context."""

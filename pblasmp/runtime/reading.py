@@ -8,7 +8,6 @@ if anything about the arguments is unusual. It has no words for that: the checks
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from itertools import product
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +21,6 @@ from .handle import Handle, no_matrix
 from .runtime import Runtime
 
 _ABSENT = (-1, -1)
-_WORDS = frozenset(product("LR", "LU", "NTC", "NTC", "NU"))
 
 
 Glance = tuple[Part, Part | None, Part | None, Part, tuple[str, str, str, str, str], Any]
@@ -50,18 +48,18 @@ def glance(
     """
     get = options.get
     words = get("side", "L"), get("uplo", "L"), get("op_a", "N"), get("op_b", "N"), get("diag", "N")
-    try:
-        legal = words in _WORDS
-    except Exception:  # noqa: BLE001 (what is wrong with an option is said where all ranks hear it)
-        return None
     extents: list[int] = []
-    parts = sub_matrices(ctx, matrices, extents) if legal else None
-    if parts is None or 0 in extents or not sizes.fit(extents, words):
+    parts = sub_matrices(ctx, matrices, extents)
+    if parts is None or 0 in extents:
         return None
     a, b, c, d = parts
-    result = matrices[3]
-    if a is None:
+    try:
+        fits = sizes.fit(extents, words, (b is None, c is None, d is None))
+    except Exception:  # noqa: BLE001 (what is wrong with an option is said where all ranks hear it)
         return None
+    if a is None or not fits:
+        return None
+    result = matrices[3]
     if d is None:
         result = _made(ctx, new, zeros=zeros)
         d = None if result is None else result.direct_part()
@@ -122,17 +120,19 @@ def number(value: Any, letter: str, real: bool) -> complex | None:
     """
     kind = type(value)
     is_real = letter not in "czi" or real
-    if kind is not float:
-        if isinstance(value, np.number):
-            value = value.item()
-        elif kind is not int and kind is not complex:
-            return None
-        try:
-            value = float(value) if kind is int else complex(value)
-        except (OverflowError, TypeError):
-            return None
-        if is_real:
-            return value.real if value.imag == 0 else None
+    try:
+        if kind is int:
+            value = float(value)
+        elif kind is not float:
+            if isinstance(value, np.number):
+                value = value.item()
+            elif kind is not complex:
+                return None
+            value = complex(value)
+            if is_real:
+                return value.real if value.imag == 0 else None
+    except (OverflowError, TypeError):
+        return None
     return value if is_real else complex(value)
 
 
