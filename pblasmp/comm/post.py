@@ -6,6 +6,7 @@ Each rank sends one message to each other node: what it brings to a meeting and 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -120,7 +121,9 @@ class Sheet:
 
     def __init__(self, comm: Carrier, node: int, rank: int) -> None:
         self._request, self._address = comm.request()
-        self.all = np.empty(_HEAD_BYTES + LARGEST, np.uint8)
+        # not of the heap: NumPy asks for huge pages there, and what contexts have touched stays after them
+        room = mmap.mmap(-1, _HEAD_BYTES + LARGEST, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.all = np.frombuffer(room, np.uint8)
         self._about = rank, node
 
     def state(self) -> _core.SheetState:

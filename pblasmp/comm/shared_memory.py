@@ -167,7 +167,7 @@ def _between_nodes(comm: Communicator, control: Carrier) -> Board | None:
     if node is not comm.node:
         node.free()
     functions, post = control.for_core(Partners(comm.rank, nodes).ranks), None
-    with contextlib.suppress(MemoryError):
+    with contextlib.suppress(MemoryError, OSError):
         post = Post(control, functions, nodes) if functions else None
     refused = any(allgather_alike(comm, memory.why_not or post is None))
     if refused or post is None:

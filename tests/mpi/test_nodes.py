@@ -2,8 +2,14 @@
 """Several nodes, made of this machine: every kind of call, with the ranks of a node side by side and interleaved."""
 
 import contextlib
+import errno
 import functools
+import gc
 import itertools
+import mmap
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -293,16 +299,34 @@ def test_a_rank_without_room_for_messages(comm):
     """A rank without memory for messages: all go without them, and nobody waits."""
 
     def refuses(*_):
-        raise MemoryError
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     values = np.arange(36.0).reshape(6, 6)
     with contextlib.ExitStack() as stack:
         if comm.rank == comm.size - 1:
-            stack.enter_context(mock.patch("pblasmp.comm.post.Sheet", refuses))
+            full = SimpleNamespace(**{**vars(mmap), "mmap": refuses})
+            stack.enter_context(mock.patch("pblasmp.comm.post.mmap", full))
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.scatter(values, block=2)
             assert not misplaced(a @ a, values @ values), "product"
             assert ctx.control.board is None, "messages of the core: one rank has room"
+
+
+@on_ranks(2, on_nodes="blocks:2")
+def test_contexts_give_their_memory_back(comm):
+    """What a context between nodes has touched is not left to the heap, where each would touch other pages."""
+
+    def resident():
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    for opened in range(41):
+        with pb.Context(comm, engine="host") as ctx:
+            assert ctx.ones((8, 8)).norm() == 8
+        if opened == 5:
+            before = resident()
+    grown = sum(comm.allgather(resident() - before))
+    assert grown < 12 << 20
 
 
 def sat(comm):
