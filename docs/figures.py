@@ -120,7 +120,7 @@ READERS = """\
 | a script for mpirun: [quickstart](docs/quickstart.md) | matrices with NumPy's operators, `A @ B`, `pb.linalg.solve`, Cholesky, LU, QR, least squares, eigenvalues; .npy, HDF5 and Zarr files | factorizations and solves {hosts} times the speed of ScaLAPACK with OpenBLAS ({hosts_on}) |
 | a code written against ScaLAPACK: [porting](docs/porting.md), [preload](docs/preload.md), [a script](examples/scalapack_solve.py) | levels 1 to 3, factorizations and eigenvalues under ScaLAPACK's names (`pdgemm`, `pdpotrf`, `pdgesv`, `pdsyev`), in NumPy arrays; a compiled program runs unchanged under `pblasmp preload` | blocked algorithms, call by call on sub-matrices, {calls} times the speed of Debian's PBLAS ({calls_on}); calls of level 1 and [small ones](docs/performance.md) are slower |
 | GPUs: [GPUs](docs/gpu.md), [linear algebra](docs/solving.md) | the script above and all others unchanged, on cuBLASMp, and algorithms of our own where they are faster | {solvers}; products {products} times the speed of NCCL + cuBLAS ({products_on}) |
-| tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md), [a script](examples/tensor_parallel_mlp.py) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times the speed of NCCL + cuBLAS, in turns or as one CUDA graph ({plans_on}){layers} |
+| tensor-parallel layers: [products](docs/tensor-parallel.md), [PyTorch](docs/torch.md), [a script](examples/tensor_parallel_mlp.py) | AllGather + GEMM, GEMM + ReduceScatter, + AllReduce, + AllGather; layers with gradients, DTensor, FSDP2, torch.compile, 8 bits | products {plans} times the speed of NCCL + cuBLAS, in turns or as one CUDA graph{layers} |
 | layouts to test or to plan: [layouts](docs/layouts.md), [planning](docs/planning.md) | who owns what, is this product legal, what does it send, how long does it take on 1,000 ranks | without MPI or a GPU |
 """  # noqa: E501
 
@@ -128,7 +128,7 @@ READERS = """\
 SOLVERS = {2: ("potrf-getrf-",)}
 """The runs of factorizations that the README quotes, by GPUs: those that are not too old."""
 
-CHARTS = (2,)
+CHARTS = (2, 4)
 """The numbers of GPUs whose tensor-parallel products have a chart: likewise."""
 
 
@@ -146,7 +146,7 @@ def readers() -> str:
         solvers.append(f"{told} times the speed of cuSOLVERMp ({on[0].where})")
     hosts, calls = runs["factorizations-debian-4-ranks"], runs["many_calls-debian-2x2-4-ranks"]
     products = runs["gpu_matmul-2d-2-gpus"]
-    plans = [runs[f"tensor_parallel-{form}-2-gpus"] for form in FORMS]
+    plans = {count: [runs[f"tensor_parallel-{form}-{count}-gpus"] for form in FORMS] for count in CHARTS}
     return READERS.format(
         hosts=spread(ratio for _, ratio in compare(hosts, ["debian", "debian-256"])),
         hosts_on=hosts.where,
@@ -155,8 +155,10 @@ def readers() -> str:
         solvers="; ".join(solvers),
         products=spread(ratio for _, ratio in compare(products, [SEPARATE])),
         products_on=products.where,
-        plans=spread(ratio for run in plans for _, ratio in compare(run, [SEPARATE, "nccl"])),
-        plans_on=plans[0].where,
+        plans=" and ".join(
+            f"{spread(ratio for run in some for _, ratio in compare(run, [SEPARATE, 'nccl']))} ({some[0].where})"
+            for some in plans.values()
+        ),
         layers=layers(),
     )
 
@@ -245,9 +247,13 @@ def comparison() -> str:
         row("level-3 routines", ["level3-debian-4-ranks"], "ScaLAPACK, OpenBLAS", ["debian"]),
         row("products, bfloat16 and float64", ["gpu_matmul-2d-2-gpus"], SEPARATE, [SEPARATE]),
         row("", ["gpu_matmul-2d-2-gpus"], "cuBLASMp", ["default"]),
-        row(
-            "tensor-parallel products", [f"tensor_parallel-{form}-2-gpus" for form in FORMS],
-            f"{SEPARATE}, or both as a CUDA graph", [SEPARATE, "nccl"],
+        *(
+            row(
+                "tensor-parallel products" if count == CHARTS[0] else "",
+                [f"tensor_parallel-{form}-{count}-gpus" for form in FORMS],
+                f"{SEPARATE}, or both as a CUDA graph", [SEPARATE, "nccl"],
+            )
+            for count in CHARTS
         ),
     ]  # fmt: skip
     for run in trainings:
