@@ -362,8 +362,8 @@ _ONE_KERNEL = {2: 2e12, 4: 4e12}
 """By the ranks: operations of all of them up to which one kernel is the fastest.
 
 Measured on two H100 and H200 and on four H200, in 8 bits on two H200. On four, gathered outputs of 4096 tokens and
-16,384 inputs take 4 % longer than by "push"; of 8192 tokens and inputs "push" takes 25 to 42 % longer. Of three ranks as
-of two, of more than four as of four: not measured, the limits grow with the ranks.
+16,384 inputs take 4 % longer than by "push"; of 8192 tokens and inputs "push" takes 25 to 42 % longer. Of three ranks
+as of two, of more than four as of four: not measured, the limits grow with the ranks.
 """
 _BY_MMA = 4e9
 """Operations of all ranks up to which the kernel for GPUs other than Hopper's is the fastest, on two H200.
