@@ -97,7 +97,7 @@ def _gradients(
     if not needs_x:
         return None, *of_parameters(node, gy, x)
     if kind.back == "matmul_local":
-        return gy @ w, *of_parameters(node, gy, x)
+        return times(gy, w), *of_parameters(node, gy, x)
     total = shape[-1] if kind.part_of_x else None
     operations = 2.0 * gy.numel() * (w.numel() // max(1, gy.shape[-1]))
     return beside(
@@ -173,7 +173,7 @@ class Again:
             ArgumentError: what is gathered is not split by the rule; LayoutError: it is another number. On every rank.
         """
         if self._kind.call is None:
-            return x @ w if self._how["transposed"] else torch.nn.functional.linear(x, w, bias), None
+            return times(x, w) if self._how["transposed"] else torch.nn.functional.linear(x, w, bias), None
         key = seen(x)
         made = self._made.get(key)
         part = x[..., own(x.shape[-1], self._ctx)] if self._parts else x
@@ -408,6 +408,11 @@ def _add_to(mains: Sequence[Tensor], gy: Tensor, x: Tensor) -> None:
             main += torch.mm(part, x, out_dtype=torch.float32)  # without operands in float32
         else:
             main.addmm_(part.to(main.dtype), x.to(main.dtype))
+
+
+def times(x: Tensor, w: Tensor) -> Tensor:
+    """Return ``x @ w``, of two matrices without a look at what else they might be. Local."""
+    return torch.mm(x, w) if x.ndim == 2 else x @ w
 
 
 def as_rows(tensor: Tensor) -> Tensor:
