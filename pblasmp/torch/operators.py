@@ -364,16 +364,18 @@ def _side_stream(device: torch.device) -> Any:
 def of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of weights and bias, None for those that are not needed. Local."""
     _, needs_w, needs_bias, *_ = node.needs_input_grad
-    rows = as_rows(gy) if needs_w or needs_bias else None
+    if not (needs_w or needs_bias):
+        return None, None
+    if gy.ndim != 2:
+        gy, x = as_rows(gy), None if x is None else as_rows(x)
     gw = None
     if needs_w:
         assert x is not None
-        assert rows is not None
         if node.mains:
-            _add_to(node.mains, rows, as_rows(x))
+            _add_to(node.mains, gy, x)
         else:
-            gw = torch.mm(rows.t(), as_rows(x))
-    return gw, rows.sum(0) if needs_bias and rows is not None else None
+            gw = torch.mm(gy.t(), x)
+    return gw, gy.sum(0) if needs_bias else None
 
 
 _MAINS = "pblasmp_main_grads"
