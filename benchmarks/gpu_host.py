@@ -23,6 +23,7 @@ from benchmarks import results
 from benchmarks.gpu_bench import WARM_UP, Bench, together
 from benchmarks.gpu_devices import c_call
 from benchmarks.gpu_report import C_CALL, CUBLASMP, summary
+from pblasmp.layout.axis import Axis
 from reference.gpu import Contender
 
 Maker = Callable[[], Contender]
@@ -127,6 +128,8 @@ CALLS = {
     "matmul": "256 x 256 x 64", "trsm": "64 x 256", "syrk": "256 x 64", "geadd": "256 x 64",
 }  # fmt: skip
 """The calls, and their sizes."""
+KINDS = ("new", "repeated")
+TURNS = 5  # of a routine: what is called first in a process takes longer
 
 
 def small_calls(ctx: Any, n: int = N) -> dict[str, Callable[[int], Any]]:
@@ -158,25 +161,32 @@ def small_calls(ctx: Any, n: int = N) -> dict[str, Callable[[int], Any]]:
 
 
 def time_small_calls(ctx: Any, calls: int, n: int = N) -> list[dict[str, Any]]:
-    """Return rows of host times, in seconds, of calls queued in a row on an idle GPU. Collective."""
-    rows: list[dict[str, Any]] = []
-    for name, call in small_calls(ctx, n).items():
-        for i in range(8):  # warm up
+    """Return rows of host times, in seconds, of calls queued in a row on an idle GPU, routines in turns. Collective."""
+    made, at = small_calls(ctx, n), 9
+    times: dict[tuple[str, str], list[float]] = {(name, kind): [] for name in made for kind in KINDS}
+    for call in made.values():
+        for i in range(at):  # warm up
             call(i)
-        seconds = {}
-        for kind in ("new", "repeated"):
+    for part in Axis.even(calls, min(calls, TURNS)).counts():
+        for (name, kind), found in times.items():
+            call = made[name]
             for _ in range(4):
                 call(8)
             ctx.engine.synchronize()
             ctx.comm.barrier()
-            times = []
-            for i in range(9, 9 + calls):
+            for i in range(at, at + int(part)):
                 start = time.perf_counter()
                 call(i if kind == "new" else 8)
-                times.append(time.perf_counter() - start)
+                found.append(time.perf_counter() - start)
             ctx.engine.synchronize()
-            seconds[kind] = [max(ctx.comm.allgather(median(times)))]
-        rows.append({"case": {"call": name, "size": CALLS[name], "ranks": ctx.size}, "seconds": seconds})
+        at += int(part)
+    rows: list[dict[str, Any]] = [
+        {
+            "case": {"call": name, "size": CALLS[name], "ranks": ctx.size},
+            "seconds": {kind: [max(ctx.comm.allgather(median(times[name, kind])))] for kind in KINDS},
+        }
+        for name in made
+    ]
     whole = ctx.zeros((n, n), block=BLOCK, order="F")
     start = time.perf_counter()
     for i in range(calls):
