@@ -155,6 +155,7 @@ class CallState(ctypes.Structure):
         ("node_of", ctypes.c_void_p),
         ("workers", ctypes.c_int64),
         ("alike", ctypes.c_int64),
+        ("small_kernels", ctypes.c_int64),
         ("limits", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("waits", WAIT),

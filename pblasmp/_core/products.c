@@ -47,7 +47,7 @@ void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, o
         const char *of_y = !y.by_columns ? "N" : y.conjugated ? "C" : "T";
         int tall = m >= n;
         int64_t longer = tall ? m : n, narrow = tall ? n : m, step = longer;
-        if (c->letter < C && narrow && k)
+        if (c->small_kernels && c->letter < C && narrow && k)
             step = piece_of(c->limits, longer, narrow, k, !x.by_columns && !y.by_columns);
         for (int64_t at = 0; at < longer; at += step) {
             int64_t count = longer - at < step ? longer - at : step, i = tall ? at : 0, j = tall ? 0 : at;

@@ -34,13 +34,13 @@ static int find_words(call *c, int of_columns, int by_columns)
     return OK;
 }
 
-/* Replace b, of m x n in Fortran order, by the solution: many equations half by half. */
+/* Replace b, of m x n in Fortran order, by the solution: many equations in double precision half by half. */
 static void solve(const call *c, int64_t m, int64_t n, const scalar *factor, operand a, operand b)
 {
     const words *w = &c->words;
     int from_left = w->side == 'L', is_lower = w->uplo == 'L', is_plain = w->op == 'N';
     int64_t order = from_left ? m : n, half = order / 16 * 8, rest = order - half;
-    if (order < c->limits->equations) {
+    if (!c->small_kernels || order < c->limits->equations || c->letter == S || c->letter == C) {
         BLAS(c, 11, TRSM)
         (&w->side, &w->uplo, &w->op, &c->diag, INT(m), INT(n), factor, a.at, INT(a.ld), b.at, INT(b.ld));
         return;

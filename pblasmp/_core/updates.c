@@ -116,7 +116,7 @@ static void update(const call *c, int64_t m, int64_t n, operand x, operand y, op
     if (c->b.of == NULL) {
         if (c->is_vector)
             BLAS(c, 7, HER)(&w->uplo, INT(n), &c->factor, x.at, INT(along(x)), d.at, INT(d.ld));
-        else if (c->letter < C && n <= FEW && k >= 2 * n)
+        else if (c->small_kernels && c->letter < C && n <= FEW && k >= 2 * n)
             update_few(c, n, x, d);
         else
             (c->adjoint ? BLAS(c, 10, HERK) : BLAS(c, 10, SYRK))(&w->uplo, &w->op, INT(n), INT(k), &c->factor, x.at,

@@ -66,6 +66,7 @@ class CoreRanks:
             meetings[0].post = ctypes.addressof(post)
         scratch, at = aligned(_core.SCRATCH)
         state.ranks, state.rank, state.alike, state.scratch = self.size, rank, 1, at
+        state.small_kernels = 1
         state.yields, state.workers = 10, min(np.bincount(self.nodes))
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)

@@ -41,6 +41,9 @@ _LAPACK = {
 }  # fmt: skip
 
 
+_WITH_SMALL_KERNELS = "SkylakeX", "Cooperlake", "SapphireRapids"
+
+
 def library_name() -> str:
     """Return which local BLAS is requested: "scipy" or "mkl" (environment variable PBLASMP_BLAS). Local."""
     name = os.environ.get("PBLASMP_BLAS", "scipy").lower()
@@ -67,6 +70,12 @@ def described(library: str) -> str:
         for each in mine
     }
     return f"{library}'s {' and '.join(sorted(words))}" if words else library
+
+
+def has_small_kernels(library: str) -> bool:
+    """Return whether the local BLAS multiplies small real matrices without copying them: OpenBLAS by AVX-512. Local."""
+    found = described(library)
+    return "openblas" in found and any(name in found for name in _WITH_SMALL_KERNELS)
 
 
 @functools.cache

@@ -170,6 +170,17 @@ def test_trsm(kind, size):
         assert np.count_nonzero(owner(x) == 99) - np.count_nonzero(x == 99) == around
 
 
+def test_only_openblas_by_avx_512_multiplies_small_matrices_uncopied(monkeypatch):
+    monkeypatch.setattr(blas, "described", lambda library: f"{library}'s {said}")
+    for said, found in (
+        ("openblas 0.3.31 SkylakeX", True),
+        ("openblas 0.3.31 SapphireRapids", True),
+        ("openblas 0.3.31 Haswell", False),
+        ("mkl 2024.1 SkylakeX", False),
+    ):
+        assert blas.has_small_kernels("scipy") == found
+
+
 def test_the_blas_is_named(monkeypatch):
     """By what it says of itself; measured times are those of one library."""
     said = [

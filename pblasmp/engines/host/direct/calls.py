@@ -99,10 +99,10 @@ class Limits(ctypes.Structure):
             transpose.
         handoff: elements of a triangular matrix that are copied while a block's solution is handed on, when nobody
             computes; or sent while it goes to another node.
-        uncopied: multiplications of a real product for which OpenBLAS copies no operand: narrow ones are computed in
-            pieces of no more.
+        uncopied: multiplications of a real product for which a BLAS with small kernels copies no operand: narrow ones
+            are computed in pieces of no more.
         transposed: elements of the result for which it copies none of x^T y.
-        equations: of a triangular solve, from which on halves and a product are faster than BLAS's trsm; at least 16.
+        equations: of a triangular solve, from which on halves and a product are faster than its trsm; at least 16.
         lapack: multiplications of a factorization that each rank computes all of. Larger calls are worth a plan, in
             which the ranks share the work.
         cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
@@ -192,6 +192,7 @@ class HostDirect:
         self._given = ctypes.c_void_p(ctypes.addressof(self._arguments))
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
+        state.small_kernels = blas.has_small_kernels(library)
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
         self._scratch = np.empty(_core.SCRATCH + _ALIGNED, np.uint8)
         state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
