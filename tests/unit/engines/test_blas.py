@@ -171,13 +171,13 @@ def test_trsm(kind, size):
 
 
 def test_only_openblas_by_avx_512_multiplies_small_matrices_uncopied(monkeypatch):
-    monkeypatch.setattr(blas, "described", lambda library: f"{library}'s {said}")
     for said, found in (
         ("openblas 0.3.31 SkylakeX", True),
         ("openblas 0.3.31 SapphireRapids", True),
         ("openblas 0.3.31 Haswell", False),
         ("mkl 2024.1 SkylakeX", False),
     ):
+        monkeypatch.setattr(blas, "described", lambda library, said=said: f"{library}'s {said}")
         assert blas.has_small_kernels("scipy") == found
 
 
