@@ -125,7 +125,7 @@ enum {
 
 /* When which way is faster: see engines/host/direct/limits.py. */
 typedef struct {
-    int64_t tiny, stay, portion, handoff, uncopied, transposed, equations;
+    int64_t tiny, stay, portion, handoff, uncopied, transposed, strip, equations;
     int64_t lapack, cholesky, width, part, rows, meeting, factoring;
 } limits;
 

@@ -20,12 +20,14 @@ static void gemv(const call *c, int64_t m, int64_t k, const scalar *alpha, opera
     (op_of(x), INT(rows), INT(cols), alpha, x.at, INT(x.ld), y.at, INT(y.by_columns ? y.ld : 1), beta, at, INT(step));
 }
 
-/* How many rows, or columns, of a real result to compute at a time: a narrow one in pieces for which nothing is copied. */
-static int64_t piece_of(const limits *l, int64_t longer, int64_t narrow, int64_t k, int of_transpose)
+/* How many rows, or columns, of a real result to compute at a time: a narrow one in pieces for which nothing is copied. A
+ * few rows of x by columns would lie far apart. */
+static int64_t piece_of(const limits *l, int64_t m, int64_t n, int64_t k, operand x, operand y)
 {
+    int64_t longer = m >= n ? m : n, narrow = m >= n ? n : m;
     int64_t step = l->uncopied / (narrow * k), most = l->transposed / narrow;
-    step = (of_transpose && most < step ? most : step) / 8 * 8;
-    return 2 * step < narrow ? longer : step;
+    step = (!x.by_columns && !y.by_columns && most < step ? most : step) / l->rows * l->rows;
+    return step < (m >= n && x.by_columns ? l->strip : (narrow + 1) / 2) ? longer : step;
 }
 
 void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, operand x, operand y,
@@ -46,9 +48,9 @@ void gemm(const call *c, int64_t m, int64_t n, int64_t k, const scalar *alpha, o
     else {
         const char *of_y = !y.by_columns ? "N" : y.conjugated ? "C" : "T";
         int tall = m >= n;
-        int64_t longer = tall ? m : n, narrow = tall ? n : m, step = longer;
-        if (c->small_kernels && c->letter < C && narrow && k)
-            step = piece_of(c->limits, longer, narrow, k, !x.by_columns && !y.by_columns);
+        int64_t longer = tall ? m : n, step = longer;
+        if (c->small_kernels && c->letter < C && m && n && k)
+            step = piece_of(c->limits, m, n, k, x, y);
         for (int64_t at = 0; at < longer; at += step) {
             int64_t count = longer - at < step ? longer - at : step, i = tall ? at : 0, j = tall ? 0 : at;
             BLAS(c, 13, GEMM)

@@ -358,6 +358,7 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
             "handoff": 1 << 60 * (turn % 2),
             "uncopied": 900,
             "transposed": int(rng.choice([90, 1200])),
+            "strip": 2,
             "equations": 16,
         }
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):

@@ -102,13 +102,14 @@ class Limits(ctypes.Structure):
         uncopied: multiplications of a real product for which a BLAS with small kernels copies no operand: narrow ones
             are computed in pieces of no more.
         transposed: elements of the result for which it copies none of x^T y.
+        strip: rows, of a matrix by columns, that such a piece has at least.
         equations: of a triangular solve, from which on halves and a product are faster than its trsm; at least 16.
         lapack: multiplications of a factorization that each rank computes all of. Larger calls are worth a plan, in
             which the ranks share the work.
         cholesky: rows and columns: larger matrices are factored in panels, whose updates move less memory.
         width: of a block of the diagonal, in Cholesky's.
         part: rows: the least that a rank has of a matrix there.
-        rows: of which a part is a multiple, as those are that the kernels of OpenBLAS compute at a time.
+        rows: of which a part, or a piece, is a multiple, as those are that the kernels of OpenBLAS compute at a time.
         meeting: multiplications of an update that take as long as ranks that wait for each other.
         factoring: multiplications of an update that take as long as to factor a block of the diagonal.
     """
@@ -116,16 +117,15 @@ class Limits(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in (
-            *("tiny", "stay", "portion", "handoff", "uncopied", "transposed", "equations", "lapack"),
+            *("tiny", "stay", "portion", "handoff", "uncopied", "transposed", "strip", "equations", "lapack"),
             *("cholesky", "width", "part", "rows", "meeting", "factoring"),
         )
     )
 
 
 LIMITS = Limits(
-    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, uncopied=1_000_000, transposed=1200, equations=64,
-    lapack=9_000_000,
-    cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
+    tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, uncopied=1_000_000, transposed=1200, strip=120,
+    equations=64, lapack=9_000_000, cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
 
