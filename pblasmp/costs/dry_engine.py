@@ -22,15 +22,13 @@ from numpy.typing import NDArray
 from ..comm import Side
 from ..comm.choice import Serial
 from ..engines.arrays import blas_operand
-from ..engines.composite import ExchangeMove
 from ..engines.host.host_engine import HostEngine
 from ..engines.host.host_operations import HostOperations
 from ..engines.protocol import Transport
 from ..errors import ArgumentError
-from ..layout import MatrixDescriptor
 from ..layout.caches import Hashed
 from ..layout.intersection import strided
-from ..layout.pieces import LocalPart, Trapezoid
+from ..layout.pieces import LocalPart
 from ..layout.value import Shapes
 
 MOST_BYTES = 1 << 60
@@ -475,16 +473,6 @@ class DryEngine(HostEngine):
         """Return a local array without memory. Local."""
         del symmetric
         return ghost(shape, dtype, order, ld)
-
-    def prepare_move(
-        self,
-        source: MatrixDescriptor,
-        target: MatrixDescriptor,
-        arrays: tuple[Any, Any],  # noqa: ARG002
-        part: Trapezoid | None = None,
-    ) -> ExchangeMove:
-        """Prepare a move by messages. Local."""
-        return ExchangeMove(self, source, target, part)
 
     def close(self) -> None:
         """Do nothing. Local."""
