@@ -23,8 +23,8 @@ import pblasmp as pb
 from pblasmp.comm import agreement
 from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
+from pblasmp.engines.gpu.runtime.symmetric_memory import NcclWindows
 from pblasmp.engines.gpu.tensor.base import CopyProduct
-from pblasmp.memory import NcclWindows
 from tests.helpers import float8, inside
 from tests.helpers.cases import refuses
 from tests.helpers.copy_products import PRODUCTS
@@ -44,7 +44,10 @@ SPARED = (
         "deviceGetByPCIBusId",
         "pblasmp.engines.gpu.runtime.windows:_why_deaf",
     ),  # may see fewer GPUs than there are
-    ("init", "pblasmp.memory:__init__"),  # ends on all ranks or, in NVSHMEM, on none
+    (
+        "init",
+        "pblasmp.engines.gpu.runtime.symmetric_memory:__init__",
+    ),  # ends on all ranks or, in NVSHMEM, on none
 )
 ALONE = "get_current_stream", "pblasmp.engines.gpu.gpu_engine:lifetime"
 """Fails while the other ranks wait in an agreement of the engine: fails on every rank, also in the short form."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from pblasmp.memory import roomy
+from pblasmp.engines.gpu.runtime.symmetric_memory import roomy
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import on_ranks
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ....bindings import GridLayout, Library, LoggerCallback
 from ....errors import LibraryNotFoundError, PblasmpError, install, opened
 from ....layout import Grid
-from ....memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
 from ...arrays import overlap
 from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.nccl import Nccl, nccl_version
+from ..runtime.symmetric_memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
 from ..types import stored_dtype
 from . import faults
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from ....comm import machines_of
 from ....errors import StatusError, UnsupportedError
-from ....memory import roomy
 from ..kernels.compiler import check_driver
 from ..kernels.kernels import Kernels
 from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
 from .nccl import Nccl
+from .symmetric_memory import roomy
 
 FLAGS = 80
 """How many flags every rank has from every other one."""

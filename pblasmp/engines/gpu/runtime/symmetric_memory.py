@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory that other GPUs can reach (symmetric memory).
+"""Device memory that other GPUs can reach (symmetric memory), as cuBLASMp takes it.
 
 cuBLASMp 0.8 and later take NCCL windows: memory of ncclMemAlloc, registered with the grids that use it. Older versions
 take NVSHMEM's heap. Symmetric memory is collective: in the same order on every rank, with the same sizes.
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from typing import Any, Protocol
 
-from .errors import LibraryNotFoundError, UnsupportedError, install
+from ....errors import LibraryNotFoundError, UnsupportedError, install
 
 
 class SymmetricHeap(Protocol):
