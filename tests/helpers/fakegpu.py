@@ -35,6 +35,7 @@ from pblasmp.engines.gpu.tensor.copy_methods import CopyMethod
 from tests.helpers import fakelapack
 from tests.helpers.fakecublas import Cublas, at
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
+from tests.helpers.hardware import why_not_pitches
 
 _QUEUED = (
     "gemm",
@@ -802,8 +803,8 @@ class FakeGpu:
 
         def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
                        stream: int) -> None:  # fmt: skip
-            if max(to_pitch, of_pitch) >= 1 << 31 or (height > 1 and min(to_pitch, of_pitch) < width):
-                raise CUDARuntimeError("cudaErrorInvalidPitchValue: invalid pitch argument")
+            if why_not := why_not_pitches(width, height, (to_pitch, of_pitch)):
+                raise CUDARuntimeError(why_not)
             for line in range(height) if kind != runtime.memcpyDefault else ():
                 ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
 

@@ -21,6 +21,7 @@ from scipy.linalg import lapack, solve_triangular
 from pblasmp.engines.gpu.kernels.compiler import Kernel, cuda
 from pblasmp.engines.gpu.types import DATA_TYPES
 from tests.helpers.epilogues import tanh_gelu
+from tests.helpers.hardware import blocks_at_once, why_no_room
 
 MEETING = cuda("meeting.cuh")
 _TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
@@ -123,11 +124,10 @@ def loaded(
 ) -> int:
     """``compiler.loaded``: the kernels of factorizations compute, and if it ``computes`` those of copies and sums.
 
-    A block of threads has no more than ``shared_memory()`` bytes; a multiprocessor has a KiB more, and each block that
-    runs on it takes a KiB besides.
+    A block of threads has ``shared_memory()`` bytes at most, and those that meet are on ``multiprocessors()`` at once.
     """
-    if room > shared_memory():
-        raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: {room} bytes of shared memory of {shared_memory()}")
+    if why_not := why_no_room(room, shared_memory()):
+        raise RuntimeError(why_not)
     macros = dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE))
     played = dict(_PLAYED)
     if "MOST" in macros:
@@ -155,7 +155,7 @@ def loaded(
     most = max(min(48 << 10, shared_memory()), room)
 
     def at_once(threads: int, room: int) -> int:
-        return multiprocessors() * min(2048 // threads, (shared_memory() + 1024) // (room + 1024))
+        return blocks_at_once(multiprocessors(), shared_memory(), threads, room)
 
     together = at_once if MEETING in text else None
     _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -13,6 +12,7 @@ from ml_dtypes import finfo
 
 from pblasmp.dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from pblasmp.engines.gpu.types import DATA_TYPES
+from tests.helpers.hardware import why_not_8_bits
 
 # As in cublasLt.h of CUDA 13.
 Epilogue = IntEnum("Epilogue", {
@@ -42,25 +42,11 @@ class CuBLASLtError(Exception):
     pass
 
 
-def why_not_8_bits(
-    capability: int, types: tuple[Any, ...], ops: Sequence[int], aligned: Sequence[int]
-) -> str:
-    """What cuBLASLt's documentation says of 8-bit products, of A in F order, its operands' addresses and pitches."""
-    if capability < 89:
-        return "no GPU before 8.9 has them"
-    if types == (FLOAT8["float8_e5m2"],) * 2:
-        return "A and B are both e5m2"
-    if tuple(ops) != (1, 0):
-        return f"A must be transposed, and B not: {ops}"
-    wrong = [each for each in aligned if each % 16]
-    return f"not multiples of 16 bytes: {wrong}" if wrong else ""
-
-
 class FakeLt:
     """nvmath.bindings.cublasLt: keeps what it was asked for.
 
     Attributes:
-        capability: of the GPU: see ``why_not_8_bits``.
+        capability: of the GPU: see ``hardware.why_not_8_bits``.
     """
 
     capability = 90

@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.engines.gpu.kernels.compiler import loaded
-
-SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""Bytes that a block of threads can have, by compute capability (CUDA C++ Programming Guide)."""
+from tests.helpers.hardware import SHARED_MEMORY, why_no_room
 
 
 class FakeNvrtc:
@@ -68,7 +66,7 @@ class FakeNvrtc:
     def _make_room(self, function: int, attribute: int, nbytes: int) -> tuple[int]:
         """Let a kernel ask for as much shared memory as the GPU has: CUDA_ERROR_INVALID_VALUE for more."""
         self.rooms.append(nbytes)
-        return (int(nbytes > SHARED_MEMORY[self.capability]),)
+        return (int(bool(why_no_room(nbytes, SHARED_MEMORY[self.capability]))),)
 
     def _compile(self, program: SimpleNamespace, count: int, options: list[bytes]) -> tuple[object]:
         assert count == len(options)

@@ -36,8 +36,7 @@ from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
 from pblasmp.engines.gpu.runtime.windows import ONE_KERNEL_INBOXES, SLOTS
 from tests.helpers.fakecublas import Cublas
-from tests.helpers.fakelt import why_not_8_bits
-from tests.helpers.fakenvrtc import SHARED_MEMORY
+from tests.helpers.hardware import SHARED_MEMORY, is_legal, why_no_room, why_not_8_bits, why_not_pitches
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -189,6 +188,10 @@ class Peers:
             self.gpus[rank].names.append(op.name)
             if self.skip == (rank, number):
                 return
+        for view in (*op.reads, *op.writes):
+            owner = self._place(view)[0]
+            if not any({rank, owner} <= {*ranks} for ranks in self.domains):
+                raise Fault(f"{op.name}: rank {rank} does not reach the memory of rank {owner}")
         self.queues[op.stream].append(op)
         self.program[rank].append(op)
 
@@ -237,15 +240,6 @@ class Peers:
 
 def join(clock: np.ndarray, other: np.ndarray) -> None:
     np.maximum(clock, other, out=clock)
-
-
-def is_legal(b: Blocks) -> bool:
-    """Return whether CUDA has a command that copies these blocks."""
-    flat = b.height == 1 or (min(b.pitches) >= b.width and max(b.pitches) < 1 << 31)
-    return flat and (
-        b.depth == 1
-        or all(s % p == 0 and s >= p * b.height for s, p in zip(b.slices, b.pitches, strict=True))
-    )
 
 
 class Launch:
@@ -404,7 +398,8 @@ class Copies:
         self, to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: str
     ) -> None:
         assert kind == self.memcpyDefault
-        assert is_legal(Blocks(to, of, width, height, 1, (to_pitch, of_pitch)))
+        if why_not := why_not_pitches(width, height, (to_pitch, of_pitch)):
+            raise Fault(why_not)
         there, here = (View(at, height, width, ld, _BYTE) for at, ld in ((to, to_pitch), (of, of_pitch)))
 
         def do(_: np.ndarray) -> None:
@@ -666,8 +661,8 @@ class FakePeer(Gpu):
         if blocks > self.multiprocessors:
             raise Fault(f"one_kernel: {blocks} blocks on {self.multiprocessors} multiprocessors")
         tiles, types = kernel.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
-        if tiles.shared_bytes > SHARED_MEMORY[self.capability]:
-            raise Fault(f"one_kernel: {tiles.shared_bytes} bytes of shared memory on {self.capability}")
+        if why_not := why_no_room(tiles.shared_bytes, SHARED_MEMORY[self.capability]):
+            raise Fault(f"one_kernel: {why_not}")
         if not tiles.mma and self.capability != 90:
             raise Fault(f"one_kernel: Hopper's instructions on {self.capability}")
         if tiles.mma and any(is_float8(dtype) for dtype in types):
@@ -723,7 +718,8 @@ class FakePeer(Gpu):
         super().push(stream, to, of, *args)
 
     def _copy_3d(self, b: Blocks, stream: str) -> None:
-        assert is_legal(b)
+        if not is_legal(b):
+            raise Fault(f"no command copies {b}")
         for k in range(b.depth):
             places = (
                 (at + k * step, ld) for at, step, ld in zip((b.to, b.of), b.slices, b.pitches, strict=True)

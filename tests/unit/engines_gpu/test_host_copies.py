@@ -3,7 +3,6 @@
 
 import ctypes
 import itertools
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.engines.gpu.runtime.host_copies import HostCopies
-from tests.helpers.fakegpu import FakeGpu
 
 TO_DEVICE, TO_HOST = 1, 2
 
@@ -162,19 +160,6 @@ def test_small_arrays_and_long_lines_are_left_to_cupy(copies):
     assert not copies.takes(on_gpu((4, 4), "float32", "C"))
     assert not copies.takes(on_gpu((4, 1000), "float32", "C"))
     assert not copies.takes(on_gpu((128, 128), "float32", "C")[:, ::2])
-
-
-@pytest.mark.parametrize(
-    ("pitch", "height", "fits"), [(4, 2, False), (4, 1, True), (8, 2, True), (1 << 31, 1, False)]
-)
-def test_simulated_copies_refuse_the_pitches_that_cuda_refuses(monkeypatch, pitch, height, fits):
-    FakeGpu().install(monkeypatch)
-    import cupy
-
-    memory = (whole := np.zeros(16, np.uint8)).ctypes.data
-    with nullcontext() if fits else pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="pitch"):
-        cupy.cuda.runtime.memcpy2DAsync(memory, pitch, memory, 8, 8, height, TO_DEVICE, 0)
-    assert not whole.any()
 
 
 def test_what_a_function_computes_on_the_gpu_stays_there(ctx, lib, monkeypatch):

@@ -19,9 +19,7 @@ from pblasmp.engines.gpu.kernels.compiler import Kernel, stand_in
 from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, vector_width, word_of
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
-from tests.helpers import fakelapack
-from tests.helpers.fakelapack import MEETING, signature
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakelapack import signature
 
 ALL = DTYPES | FLOAT8
 
@@ -421,21 +419,3 @@ def test_sums_of_tiles(cupy, kernels, count):
     kernels.sum(dtype, tiles[:1], (True, 9), (True, 8), (True, 9), 1, 0, conjugate=True)
     assert cupy.compiled[-1]["KEEPS"] == cupy.compiled[-1]["TRIANGLE"] == "0"
     assert cupy.compiled[-1]["CONJUGATE"] == "1"
-
-
-@pytest.mark.parametrize(("threads", "room", "most"), [(1024, 0, 8), (1024, 30_000, 4), (256, 0, 32)])
-def test_simulated_blocks_that_meet_are_all_there_at_once(threads, room, most):
-    """On 4 multiprocessors, each of 2,048 threads and 49 KiB."""
-    text = f'{MEETING}\nextern "C" __global__ void meet(int n) {{}}'
-    has = {"shared_memory": lambda: 48 << 10, "multiprocessors": lambda: 4}
-    function = fakelapack.loaded(0, text, "meet", **has, computes=False)
-    for blocks in (1, most):
-        fakelapack.launch_cooperative_kernel(function, blocks, 1, 1, threads, 1, 1, room, 0, 0)
-    with pytest.raises(RuntimeError, match="LAUNCH_TOO_LARGE"):
-        fakelapack.launch_cooperative_kernel(function, most + 1, 1, 1, threads, 1, 1, room, 0, 0)
-
-
-def test_simulated_blocks_that_wait_for_other_gpus_have_a_multiprocessor_each():
-    gpu = Peers(2).gpus[0]
-    with pytest.raises(Fault, match="3 blocks on 2 multiprocessors"):
-        gpu.one_kernel(None, None, gpu.multiprocessors + 1)

@@ -19,7 +19,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
-from tests.helpers.fakepeers import Collectives, Fault, Peers
+from tests.helpers.fakepeers import Collectives, Peers
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
@@ -448,16 +448,3 @@ def test_pieces_follow_the_waves():
     assert pieces(4096, 6656, 132) == (1280, 1152, 1024, 640)
     large, *_, small = pieces(16384, 6656, 132)
     assert (len(pieces(16384, 6656, 132)), large, small) == (6, 3328, 1664)
-
-
-def test_the_model_finds_a_race():
-    """The model must not be blind: two streams that write the same bytes, unordered."""
-    peers = Peers(2)
-    gpu = peers.gpus[0]
-    a, b = (peers.array(0, np.ones((2, 2))) for _ in range(2))
-    from pblasmp.engines.gpu.kernels.views import View
-
-    gpu.push("copy0", View.of(a), View.of(b))
-    gpu.push("copy1", View.of(a), View.of(b))
-    with pytest.raises(Fault, match="writes what is being used"):
-        peers.run(0)

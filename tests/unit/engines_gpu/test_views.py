@@ -8,7 +8,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.gpu.kernels.views import Blocks, View, blocks
-from tests.helpers.fakepeers import is_legal
+from tests.helpers.hardware import is_legal
 
 ROOM = 4096
 F4 = np.dtype("float32")

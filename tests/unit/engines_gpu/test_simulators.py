@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulators of GPUs are as strict as the hardware: what it refuses, or nothing orders, is a fault in them, too."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.kernels.views import Blocks, View
+from tests.helpers import fakelapack
+from tests.helpers.fakegpu import FakeGpu
+from tests.helpers.fakelapack import MEETING
+from tests.helpers.fakenvrtc import FakeNvrtc
+from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.hardware import SHARED_MEMORY, is_legal
+
+E4, E5, HALF = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"], DTYPES["float16"]
+
+
+def faulty(words: str) -> AbstractContextManager[Any]:
+    return pytest.raises(Fault, match=words) if words else nullcontext()
+
+
+# -- pitches
+
+
+@pytest.mark.parametrize(
+    ("pitch", "height", "fits"), [(4, 2, False), (4, 1, True), (8, 2, True), (1 << 31, 1, False)]
+)
+def test_copies_of_lines(monkeypatch, pitch, height, fits):
+    FakeGpu().install(monkeypatch)
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    memory = (whole := np.zeros(16, np.uint8)).ctypes.data
+    with nullcontext() if fits else pytest.raises(runtime.CUDARuntimeError, match="pitch"):
+        runtime.memcpy2DAsync(memory, pitch, memory, 8, 8, height, runtime.memcpyHostToDevice, 0)
+    assert not whole.any()
+    peers = Peers(1)
+    at = peers.allocate(0, 64)
+    with faulty("" if fits else "pitch"):
+        peers.gpus[0]._runtime.memcpy2DAsync(at, pitch, at + 32, 8, 8, height, 4, "main")
+
+
+@pytest.mark.parametrize("slices", [(8, 16), (20, 16), (16, 16)])
+def test_copies_of_blocks(slices):
+    """The blocks of a command are whole rows apart, and do not overlap."""
+    block = Blocks(0, 0, 4, 2, 2, (8, 8), slices)
+    assert is_legal(block) == (slices == (16, 16))
+    with faulty("" if is_legal(block) else "no command copies"):
+        peers = Peers(1)
+        at = peers.allocate(0, 128)
+        peers.gpus[0]._copy_3d(Blocks(at, at + 64, 4, 2, 2, (8, 8), slices), "main")
+
+
+# -- shared memory, and blocks that wait for each other
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_shared_memory(monkeypatch, capability):
+    most = SHARED_MEMORY[capability]
+    nvrtc = FakeNvrtc(monkeypatch)
+    nvrtc.capability = capability
+    assert [nvrtc.driver.cuFuncSetAttribute(0, 8, room) for room in (most, most + 1)] == [(0,), (1,)]
+    has = {"shared_memory": lambda: most, "multiprocessors": lambda: 4, "computes": False}
+    with pytest.raises(RuntimeError, match="bytes of shared memory"):
+        fakelapack.loaded(0, "", "meet", most + 1, **has)
+    tiles = SimpleNamespace(shared_bytes=most + 1)
+    half = SimpleNamespace(dtype=HALF)
+    job = SimpleNamespace(x=half, w=half, d=half)
+    with faulty("bytes of shared memory"):
+        Peers(2, capability=capability).gpus[0].one_kernel(SimpleNamespace(tiles=tiles), job, 1)
+
+
+@pytest.mark.parametrize(("threads", "room", "most"), [(1024, 0, 8), (1024, 30_000, 4), (256, 0, 32)])
+def test_blocks_that_meet_are_all_there_at_once(threads, room, most):
+    """On 4 multiprocessors, each of 2,048 threads and 49 KiB."""
+    text = f'{MEETING}\nextern "C" __global__ void meet(int n) {{}}'
+    has = {"shared_memory": lambda: 48 << 10, "multiprocessors": lambda: 4}
+    function = fakelapack.loaded(0, text, "meet", **has, computes=False)
+    for blocks in (1, most):
+        fakelapack.launch_cooperative_kernel(function, blocks, 1, 1, threads, 1, 1, room, 0, 0)
+    with pytest.raises(RuntimeError, match="LAUNCH_TOO_LARGE"):
+        fakelapack.launch_cooperative_kernel(function, most + 1, 1, 1, threads, 1, 1, room, 0, 0)
+
+
+def test_blocks_that_wait_for_other_gpus_have_a_multiprocessor_each():
+    gpu = Peers(2).gpus[0]
+    with faulty("3 blocks on 2 multiprocessors"):
+        gpu.one_kernel(None, None, gpu.multiprocessors + 1)
+
+
+# -- 8 bits, and Hopper's instructions, by capability
+
+
+@pytest.mark.parametrize(
+    ("capability", "types", "ops", "ld", "words"),
+    [
+        (90, (E4, E4), "NT", 16, ""),
+        (89, (E5, E4), "NT", 16, ""),
+        (80, (E4, E4), "NT", 16, "no GPU before 8.9 has them"),
+        (90, (E5, E5), "NT", 16, "both e5m2"),
+        (90, (E4, E4), "NN", 16, "must be transposed"),
+        (90, (E4, E4), "NT", 24, "multiples of 16 bytes"),
+    ],
+)
+def test_products_of_8_bits(capability, types, ops, ld, words):
+    """X times W^T, whose rows are ``ld`` bytes apart."""
+    peers = Peers(1, capability=capability)
+    x, w = (View.of(peers.array(0, np.ones((16, 16), dtype), ld=ld)) for dtype in types)
+    d = View.of(peers.array(0, np.zeros((16, 16), HALF)))
+    with faulty(words):
+        peers.gpus[0].products.multiply(0, x, w, d, op_x=ops[0], op_w=ops[1])
+
+
+@pytest.mark.parametrize(
+    ("capability", "mma", "dtype", "words"),
+    [(89, False, HALF, "Hopper's instructions on 89"), (90, True, E4, "by mma.sync")],
+)
+def test_one_kernel_has_the_instructions_of_its_gpu(capability, mma, dtype, words):
+    view = SimpleNamespace(dtype=dtype)
+    kernel = SimpleNamespace(tiles=SimpleNamespace(shared_bytes=0, mma=mma))
+    with faulty(words):
+        Peers(2, capability=capability).gpus[0].one_kernel(kernel, SimpleNamespace(x=view, w=view, d=view), 1)
+
+
+# -- other GPUs' memory
+
+
+@pytest.mark.parametrize("domains", [[(0, 1)], [(0,), (1,)]])
+def test_no_host_reaches_the_memory_of_another(domains):
+    """As NCCL gives a window over several hosts to no rank: ``test_windows.py`` has what ``FakeGpu`` does then."""
+    peers = Peers(2, domains=domains)
+    mine, theirs = (View.of(peers.array(rank, np.ones((2, 2)))) for rank in range(2))
+    with faulty("" if len(domains) == 1 else "rank 0 does not reach the memory of rank 1"):
+        peers.gpus[0].push("copy0", theirs, mine)
+        peers.run(0)
+
+
+# -- what nothing orders
+
+
+def test_two_streams_that_write_the_same_bytes():
+    peers = Peers(2)
+    gpu = peers.gpus[0]
+    a, b = (View.of(peers.array(0, np.ones((2, 2)))) for _ in range(2))
+    gpu.push("copy0", a, b)
+    gpu.push("copy1", a, b)
+    with faulty("writes what is being used"):
+        peers.run(0)
+
+
+def test_a_flag_that_nobody_waits_for_or_that_never_comes():
+    peers = Peers(2)
+    main = peers.gpus[0]._streams["main"]
+    peers.gpus[0].windows.raise_flag(main, 1, 99)
+    with faulty("flags that nobody waited for"):
+        peers.run(0)
+    peers.gpus[0].windows.await_flag(main, 1, 98)
+    with faulty("deadlock"):
+        peers.run(0)
