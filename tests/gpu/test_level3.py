@@ -37,7 +37,7 @@ def checked(ctx, calls, routine, algo):
 def every_option(routine, sizes, dtypes, keep):
     """Calls with all options, in layouts that fit: types and memory orders take turns; in long forms, all."""
     for number in range(max(len(legal_options(routine, dtype)) for dtype in dtypes)):
-        for dtype, order in in_turn(dtypes, "CF", keep=keep, first=number):
+        for dtype, order in in_turn(itertools.product(dtypes, "CF"), keep=keep, first=number):
             if number < len(options := legal_options(routine, dtype)):
                 how = {"dtype": dtype, "options": options[number], "order": order}
                 yield number, {**how, "sizes": sizes, "layouts": "sources"}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,11 @@ def test_sizes(ctx, form, dtype, sizes):
 
 @pytest.mark.parametrize(
     ("form", "dtype", "operands"),  # each has a kernel, or several, which NVRTC compiles for a second
-    list(in_turn(FORMS, ["bfloat16", "float16", E4, E5], [(E4, E4), (E5, E4), (E4, E5)], keep=3)),
+    [
+        (form, dtype, operands)
+        for number, (form, dtype) in enumerate(itertools.product(FORMS, ["bfloat16", "float16", E4, E5]))
+        for operands in in_turn([(E4, E4), (E5, E4), (E4, E5)], keep=3, first=number)
+    ],
 )
 def test_8_bits(ctx, form, dtype, operands):
     """Sums of odd tiles, the largest result, which rows beyond the last one do not raise; a bias and relu."""
@@ -135,7 +141,13 @@ def test_every_way_of_parts(ctx, monkeypatch, form, way, types):
 
 
 @pytest.mark.parametrize(
-    ("form", "width", "types"), list(in_turn(FORMS, WIDTHS[2:], [("bfloat16",), (E4, (E4, E4))], keep=2))
+    ("form", "width", "types"),
+    [
+        (form, width, types)
+        for number, form in enumerate(FORMS)
+        for at, width in enumerate(WIDTHS[2:])
+        for types in in_turn([("bfloat16",), (E4, (E4, E4))], keep=2, first=number + at)
+    ],
 )
 def test_wide_tiles(ctx, monkeypatch, form, width, types):
     """The rule takes them for larger products. Of 8-bit results, 16 columns are as few as TMA stores at once."""

@@ -5,6 +5,7 @@ Every rank draws the same cases from generators with the same seed.
 """
 
 import contextlib
+import itertools
 import math
 from unittest import mock
 
@@ -313,7 +314,7 @@ def not_positive(ctx, rng):
         lambda a: pb.linalg.cholesky(a, out=a),
         lambda a: solve_keeping(a, ctx.zeros(a.descriptor), a, lower=True),
     )
-    for index, call in in_turn((0, 5, 16), calls, keep=2):
+    for index, call in itertools.product((0, 5, 16), calls):
         whole = positive(rng, 17, "float64")
         whole[index, index] = -1
         a = scattered(ctx, layout(rng, (17, 17), ctx.size), whole)
@@ -349,7 +350,7 @@ def least_squares_at_the_ends(ctx, rng, dtype):
         (large, 1),
         (1, small * 1e4),
     ):
-        for shape, op in in_turn(((9, 4), (4, 9), (6, 6)), "NTC", keep=2):
+        for shape, op in in_turn(itertools.product(((9, 4), (4, 9), (6, 6)), "NTC"), keep=2):
             whole = rng.uniform(0.1, 0.4, shape) + np.eye(*shape) / 2
             if np.dtype(dtype).kind == "c":
                 whole = whole * np.exp(1j * rng.uniform(0, 1, shape))
@@ -428,7 +429,7 @@ def failures(ctx, rng):
             *((pb.linalg.solve, triangle, b, kind) for kind in KINDS.values()),
             *((pb.linalg.inv, triangle, kind) for kind in KINDS.values()),
         )
-        for (call,) in in_turn(calls, keep=3, first=turn):
+        for call in in_turn(calls, keep=3, first=turn):
             refuses(ctx, pb.FactorizationError, words, *call)
         refuses(ctx, pb.FactorizationError, words, pb.linalg.lu_factor, a, out=b)
         assert pb.linalg.slogdet(a) == (0, -np.inf), f"singular at {index}"

@@ -45,12 +45,13 @@ def calls_that_failed(life: Callable[..., None], path: str, keep: int) -> list[s
         life(lib)
         calls = lib.names
     faults = []
-    for (at, call), status in in_turn(list(enumerate(calls)), list(Status)[1:], keep=keep):
-        with machine(path) as lib:
-            lib.fail(status, at)
-            error = lives(life, lib)
-            found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
-        faults += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
+    for at, call in enumerate(calls):
+        for status in in_turn(list(Status)[1:], keep=keep, first=at):
+            with machine(path) as lib:
+                lib.fail(status, at)
+                error = lives(life, lib)
+                found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
+            faults += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
     assert not faults, "\n".join(faults)
     return calls
 

@@ -8,12 +8,13 @@ PBLASMP_TESTS=few makes short forms shorter: ``tests/gpu/hosts.sh`` sets it.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _VARIABLE = "PBLASMP_TESTS"
 _FEW = 8  # of so many random cases one is left
@@ -54,20 +55,15 @@ def only_long(*values: Any) -> tuple[Any, ...]:
     return values if is_long() else ()
 
 
-def in_turn(*factors: Collection[Any], keep: int, first: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Return one in ``keep`` of the combinations: those whose positions add up to ``first`` modulo ``keep``. Local.
+def in_turn(values: Iterable[T], *, keep: int, first: int = 0) -> list[T]:
+    """Return one in ``keep`` of the values, from number ``first`` modulo ``keep`` on; in long forms all. Local.
 
-    The values of a factor with ``keep`` values take turns: every combination of the other factors comes with one of
-    them. Two values of any factors come together if another factor has ``keep`` values or more. The ``keep`` possible
-    ``first`` have no combination in common and, together, all. Where cases are few, one in twice ``keep``.
+    Within a loop whose turns are ``first``, the values take turns. Where cases are few, one in twice ``keep``.
     """
-    everything, keep = is_long(), 2 * keep if is_few() else keep
-    numbered = itertools.product(*(list(enumerate(factor)) for factor in factors))
-    return (
-        tuple(value for _, value in combination)
-        for combination in numbered
-        if everything or sum(position for position, _ in combination) % keep == first % keep
-    )
+    if is_long():
+        return list(values)
+    keep = 2 * keep if is_few() else keep
+    return list(values)[first % keep :: keep]
 
 
 def with_new_values(items: Iterable[Any]) -> tuple[list[Any], list[Any]]:

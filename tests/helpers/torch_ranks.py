@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from pblasmp.tensor_parallel import shard
 from pblasmp.torch import functions
 from tests.helpers.slow import in_turn
 
-Case = tuple[str, str | None]
+T = TypeVar("T")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 UNEVEN = ((7, 13, 10), (5, 6, 3), (1, 9, 4))  # tokens, inputs, outputs: they leave ranks without a part
 
@@ -139,9 +139,9 @@ def import_compiler() -> None:
         importlib.import_module("torch._inductor.compile_fx")
 
 
-def taken_in_turn(cases: Collection[Any], *more: Collection[Any], size: int) -> Iterator[tuple[Any, ...]]:
+def taken_in_turn(cases: Iterable[T], size: int) -> list[T]:
     """All cases on one rank, half of them on two ranks, the others on more."""
-    return in_turn(cases, *more, keep=1 if size == 1 else 2, first=size > 2)
+    return in_turn(cases, keep=1 if size == 1 else 2, first=int(size > 2))
 
 
 def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: float) -> None:

@@ -136,9 +136,7 @@ def test_algorithms_by_name(comm):
         for name, function, args, how in calls(ctx, rng):
             expected, algos = local(function(*args, **how)), NAMES[name]
             if name in ROUTINES and ctx.size > 1:  # routines alike take turns
-                algos = [
-                    each for (each,) in in_turn(algos, keep=min(2, len(algos)), first=ROUTINES.index(name))
-                ]
+                algos = in_turn(algos, keep=min(2, len(algos)), first=ROUTINES.index(name))
             for algo in algos:
                 found = local(function(*args, **how, algo=algo))
                 with pb.plan(function, *args, **how, algo=algo) as plan:

@@ -76,7 +76,7 @@ def test_scalars(comm):
             d = layout(rng, (9, 7), comm.size, dtype=dtype)
             x = nonzero(np.abs(numbers(rng, d.shape, "float64"))).astype(d.dtype)
             a = scattered(ctx, d, x)
-            for (s,) in in_turn(values, keep=1 if comm.size == 1 else 2, first=ALL_TYPES.index(dtype)):
+            for s in in_turn(values, keep=1 if comm.size == 1 else 2, first=ALL_TYPES.index(dtype)):
                 number = d.dtype.type(s) if isinstance(s, float) and not isinstance(s, np.generic) else s
                 number = int(s) if isinstance(s, Factor) else number
                 for symbol, function in SYMBOLS.items():

@@ -2,6 +2,7 @@
 """New matrices: full, eye, random, and every way to say how they are distributed."""
 
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -19,7 +20,6 @@ from tests.helpers.cases import (
     unlike,
 )
 from tests.helpers.mpi import on_ranks, run_mpi
-from tests.helpers.slow import in_turn
 
 ALL_TYPES = (*TYPES, *FLOAT8)
 
@@ -84,7 +84,7 @@ def test_ways_to_say_it(comm):
         }  # fmt: skip
         for name, make in makers.items():
             forms = (4, (4, 4), [4, 4], np.int64(4)), (pb.Grid(1, n), (1, n), f"1x{n}")
-            for block, grid in in_turn(*forms, keep=3, first=len(name)):
+            for block, grid in itertools.product(*forms):
                 keywords = {"source": (0, n - 1), "dtype": "float32", "order": "F"}
                 found = make((20, 30), block=block, grid=grid, **keywords).descriptor
                 assert found == expected, f"{name} {block!r} {grid!r}"

@@ -51,7 +51,7 @@ def test_scalapack(comm):
             return
         patch.setattr(spectral_libraries.METHODS[0], "most", 0)
         patch.setattr(spectral_libraries.METHODS[0], "singular", (0, 0))
-        eigh_at_the_ends(ctx, rng, "complex128", keep=8)
+        eigh_at_the_ends(ctx, rng, "complex128")
         cases.svd_at_the_ends(ctx, rng, "float32")
         whole = positive(rng, 30, "float64")
         with pb.plan(la.eigh, cases.good(ctx, rng, whole), subset_by_index=(0, 3)) as plan:
@@ -104,7 +104,7 @@ def by_lapack(comm):
     """Small matrices without any library: the ends of the types' ranges, and what is wrong with arguments."""
     rng = np.random.default_rng(92)
     with pb.Context(comm, engine="host") as ctx:
-        eigh_at_the_ends(ctx, rng, "complex64", keep=8)
+        eigh_at_the_ends(ctx, rng, "complex64")
         cases.svd_at_the_ends(ctx, rng, "float64")
         small_and_near(ctx, rng, "lapack")
         without_elements(ctx)
@@ -225,6 +225,7 @@ def test_lapack_without_a_library(monkeypatch):
 
 
 SECOND = """
+
 #include <stdlib.h>
 #define ABORTS(name) int name(void) { abort(); }
 ABORTS(MPI_Init) ABORTS(MPI_Initialized) ABORTS(MPI_Comm_rank) ABORTS(MPI_Comm_size) ABORTS(MPI_Comm_create)

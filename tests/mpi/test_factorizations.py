@@ -55,7 +55,8 @@ def everything(comm, count, keep=1):
     """Every case of the table; in half of them no two matrices have a grid, blocks or a source in common."""
     rng, apart = np.random.default_rng(61), dict.fromkeys(TABLE, False)
     with pb.Context(comm, engine="host") as ctx:
-        for case, dtype, how in in_turn(TABLE[::-1], TYPES * count, (panels_of, direct_blocks_of), keep=keep):
+        every = itertools.product(TABLE[::-1], TYPES * count, (panels_of, direct_blocks_of))
+        for case, dtype, how in in_turn(every, keep=keep):
             layouts = pick(rng, (contextlib.nullcontext, layouts_apart))
             with (
                 how(ctx, int(rng.integers(1, 9))),
@@ -66,7 +67,7 @@ def everything(comm, count, keep=1):
             features = zip(*((d.grid, d.block, d.source) for d in ds or ()), strict=True)
             apart[case] |= ds is not None and all(len({*each}) == len(ds) for each in features)
         assert comm.size < 4 or keep > 1 or all(apart.values()), apart
-        for (dtype,) in in_turn(TYPES, keep=4, first=comm.size // 2):
+        for dtype in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
                 least_squares_at_the_ends(ctx, rng, dtype)
                 without_full_rank(ctx, rng, dtype)
@@ -88,7 +89,7 @@ def test_every_layout(nranks):
 @pytest.mark.usefixtures("no_library")
 def test_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, count=draws(1, long=6), keep=4)
+    run_mpi(everything, nranks, count=draws(1, long=6), keep=5)
 
 
 @on_ranks(1, 4)

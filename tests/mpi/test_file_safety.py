@@ -5,6 +5,7 @@ import ctypes
 import errno
 import fcntl
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from pblasmp.matrix.io import hdf5, saving, temporary
 from tests.helpers.cases import TYPES, refuses
 from tests.helpers.interrupts import steps
 from tests.helpers.mpi import on_ranks
-from tests.helpers.slow import draws, in_turn
+from tests.helpers.slow import draws
 
 LIBC = ctypes.CDLL(None)
 _HERE, _EXCHANGE = -100, 2  # of renameat2: the working directory, both names change
@@ -355,7 +356,7 @@ def test_special_values(comm, directory):
     rng = np.random.default_rng(7)
     types = (*TYPES, *FLOAT8)
     with pb.Context(comm, engine="host") as ctx:
-        bits_of = (("any bits", *each) for each in in_turn(types, FORMATS, keep=4))
+        bits_of = (("any bits", *each) for each in itertools.product(types, FORMATS))
         for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
             a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
             if what == "any bits":

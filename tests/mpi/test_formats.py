@@ -31,7 +31,7 @@ def test_there_and_back(comm, directory):
     with pb.Context(comm, engine="host") as ctx:
         for number, (kind, (name, dataset)) in enumerate(NAMES.items(), comm.size):
             path = Path(directory) / name
-            for (dtype,) in in_turn((*TYPES, *FLOAT8), keep=1 if kind == "npy" else 2, first=number):
+            for dtype in in_turn((*TYPES, *FLOAT8), keep=1 if kind == "npy" else 2, first=number):
                 shape = pick(rng, ((37, 41), (1, 50), (50, 1), (16, 16), (1, 1), (0, 4), (5, 0), (0, 0)))
                 saving.TILE_BYTES = pick(rng, (8, 200, 8 << 20))
                 d = layout(rng, shape, comm.size, dtype=dtype)

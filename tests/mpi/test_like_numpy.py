@@ -5,6 +5,7 @@ Hypothesis draws the statements, and shrinks them. After each one all matrices a
 outside the place it was meant for is found, too. Values are small integers: every result is exact in every type.
 """
 
+import itertools
 import operator
 import warnings
 from dataclasses import replace
@@ -469,8 +470,8 @@ def test_shifts_and_transposes_in_place(comm):
     """The shifts and transposes of public scripts, in every type."""
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
-        every = (*TYPES, *FLOAT8), AS_WRITTEN.items()
-        for dtype, (case, statement) in in_turn(*every, keep=1 if comm.size == 1 else 2):
+        every = itertools.product((*TYPES, *FLOAT8), AS_WRITTEN.items())
+        for dtype, (case, statement) in in_turn(every, keep=1 if comm.size == 1 else 2):
             d = layout(rng, (12, 12), comm.size, dtype=dtype)
             x = numbers(rng, d.shape, "float64").astype(d.dtype)
             a = scattered(ctx, d, x)

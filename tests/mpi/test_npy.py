@@ -44,7 +44,7 @@ def test_types_of_files(comm, directory):
             kind = DTYPES.get(given) or np.dtype(given)
             values = np.abs(numbers(rng, (12, 7), "float64")).astype(kind)
             _file(comm, path, values)
-            for (wanted,) in in_turn((None, *TYPES), keep=2, first=number):
+            for wanted in in_turn((None, *TYPES), keep=2, first=number):
                 native = kind.newbyteorder("=")
                 to = DTYPES[wanted] if wanted else native
                 if wanted is None and native not in DTYPES.values():

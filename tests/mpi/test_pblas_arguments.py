@@ -211,7 +211,7 @@ def test_illegal_arguments(comm):
         ictxt = pblas.gridinit(ctx, "r", 2, 2)
         for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
             found = list(variations(name, ictxt))
-            for ((known, info, words),) in in_turn(found, keep=16, first=number):
+            for known, info, words in in_turn(found, keep=16, first=number):
                 raised(comm, name, known, info, words)
         known = legal("pdgemm", ictxt)
         known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}

@@ -270,7 +270,7 @@ def interoperation(comm, flavor):
     with pb.Context(comm, engine="host") as ctx:
         for number, grid in enumerate(grids(comm.size)):
             theirs = slk.grid(grid.nprow, grid.npcol, grid.order)
-            for (letter,) in in_turn("sdcz", keep=min(4, comm.size), first=number):
+            for letter in in_turn("sdcz", keep=min(4, comm.size), first=number):
                 dtype, order = DTYPE[letter], pick(rng, "CF")
                 x = held(rng, grid.shape, (9, 7), dtype)  # what ScaLAPACK sees
                 seen = pb.MatrixDescriptor(x.whole.shape, x.block, grid, x.source, dtype, "F")

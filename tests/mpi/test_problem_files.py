@@ -67,7 +67,7 @@ def test_every_problem_file(nranks):
     assert names, f"no file for {nranks} ranks"
     if nranks == 6:
         others = {name for size in SIZES if size < 6 for name in _names(size)}
-        names = [*sorted({*names} - others), *(name for (name,) in in_turn(sorted(others), keep=6))]
+        names = [*sorted({*names} - others), *in_turn(sorted(others), keep=6)]
     run_mpi(run_files, nranks, names=names)
 
 
@@ -87,7 +87,7 @@ def run_routines(comm, dtype, spoiled=None):
         for name, has in ROUTINES.items():
             every = legal_flags(name, dtype)
             keep = min(6 if ctx.size == 1 else 18, len(every))
-            for (flags,) in in_turn(every, keep=keep, first=DTYPES.index(dtype) + ctx.size):
+            for flags in in_turn(every, keep=keep, first=DTYPES.index(dtype) + ctx.size):
                 grid = pick(rng, grids(ctx.size))
                 of = {
                     each: layout(rng, shape, ctx.size, grid=grid, dtype=dtype)

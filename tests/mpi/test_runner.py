@@ -2,6 +2,7 @@
 """The runner of tests on ranks: every way in which a rank can fail is reported, nothing hangs or stays behind."""
 
 import gc
+import itertools
 import os
 import re
 import signal
@@ -188,8 +189,8 @@ def test_one_rank_raises_while_the_others_wait(launch):
 
 @starts_ranks
 @pytest.mark.parametrize(
-    ("function", "launch"),
-    [*in_turn([one_leaves, one_is_killed, one_aborts], ["kept", "launched"], keep=2)],
+    ("launch", "function"),
+    in_turn(itertools.product(["kept", "launched"], [one_leaves, one_is_killed, one_aborts]), keep=2),
     indirect=["launch"],
 )
 @pytest.mark.usefixtures("new_python")

@@ -31,7 +31,7 @@ def test_every_form_and_type(comm):
         for form, types, (t, n, k) in pairs(FORMS, TYPES, sizes(comm.size)):
             case = Case(ctx, rng, form, types, t, n, k, arrays=bool(rng.integers(2)))
             assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k}"
-        for form, types in in_turn(FORMS, TYPES, keep=3, first=comm.size):
+        for form, types in in_turn(itertools.product(FORMS, TYPES), keep=3, first=comm.size):
             for t, n, k in sizes(comm.size)[:2]:
                 case = Case(ctx, rng, form, types, t, n, k, beta=-2.0, activation="relu", arrays=True)
                 assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k} with C, bias, relu"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dry counts against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -146,7 +147,7 @@ def _names(nranks):
 def test_every_descriptor_file(nranks, monkeypatch):
     per_node = 2 if nranks > 3 else nranks
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    names = [name for (name,) in in_turn(_names(nranks), keep=2 if nranks < 4 else 4)]
+    names = in_turn(_names(nranks), keep=2 if nranks < 4 else 4)
     run_on_one_node(run_files, nranks, names=names, per_node=per_node)
 
 
@@ -266,7 +267,7 @@ def of_factorizations(ctx, per_node):
         return unbalanced(counts) if dry == real else f"planned {dry}, in fact {real}"
 
     kinds = (("float64", "C"), ("complex64", "F"))
-    for ((dtype, order),) in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
+    for dtype, order in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
         square, tall, thin, wide = (
             layout(rng, shape, ctx.size, dtype=dtype, order=order)
             for shape in ((29, 29), (29, 5), (29, 19), (19, 5))
@@ -289,7 +290,7 @@ def of_factorizations(ctx, per_node):
             )
 
 
-@pytest.mark.parametrize(("shared", "nranks"), list(in_turn((True, False), SIZES, keep=2)))
+@pytest.mark.parametrize(("shared", "nranks"), in_turn(itertools.product((True, False), SIZES), keep=2))
 def test_factorizations(nranks, shared, monkeypatch):
     """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
     per_node = nranks if shared else max(1, nranks // 2)

@@ -8,6 +8,7 @@ numbers. Numbers are small integers, outputs are NaN before.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ PRODUCTS = {
     AR: ("sum", "push"),
 }
 """By scheme, the algorithms that are not cuBLASMp's."""
+
 PARALLEL = {
     AG: ("gathered", "panels", "push"),
     RS: ("gathered", "panels", "push"),
@@ -168,8 +170,9 @@ def every_epilogue(
     ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator, keep: int = 1
 ) -> Iterator[tuple[str, str | None]]:
     """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has; one in ``keep``."""
-    for scheme, order, kind in in_turn(PRODUCTS, "CF", EPILOGUES[algo], keep=keep):
-        if algo in PRODUCTS[scheme]:
+    schemes = [scheme for scheme in PRODUCTS if algo in PRODUCTS[scheme]]
+    for number, (scheme, order) in enumerate(itertools.product(schemes, "CF")):
+        for kind in in_turn(EPILOGUES[algo], keep=keep, first=number):
             p = scheme_of(ctx, rng, scheme, dtype, order)
             tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
             say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
@@ -181,8 +184,9 @@ def every_float8(
     ctx: pb.Context, algo: str, rng: np.random.Generator, keep: int = 1
 ) -> Iterator[tuple[str, str | None]]:
     """Yield (case, fault) of products of 8-bit floats, of every type; one in ``keep``."""
-    for scheme, types, order in in_turn(PRODUCTS, FLOAT8_TYPES, "CF", keep=keep):
-        if algo in PRODUCTS[scheme]:
+    schemes = [scheme for scheme in PRODUCTS if algo in PRODUCTS[scheme]]
+    for number, (scheme, order) in enumerate(itertools.product(schemes, "CF")):
+        for types in in_turn(FLOAT8_TYPES, keep=keep, first=number):
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")
             fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-7)  # sums by NCCL are rounded

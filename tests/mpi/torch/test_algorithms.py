@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,10 +53,10 @@ Ran = list[tuple[str, str]]
 def everything(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
-        for function, sizes in taken_in_turn(PRODUCTS, ((8, 12, 16), (7, 13, 10)), size=ctx.size):
+        for function, sizes in itertools.product(PRODUCTS, ((8, 12, 16), (7, 13, 10))):
             by_name(ctx, function, sizes)
         cases = table_is_whole, layers, scaled, dtensors, unknown, unlike, styles
-        for (each,) in taken_in_turn(cases, size=ctx.size):
+        for each in taken_in_turn(cases, size=ctx.size):
             each(ctx)
 
 
@@ -388,8 +389,9 @@ def test_compiled(comm: Any, backend: str) -> None:
     """torch.compile without a graph break: what is named runs, and what there is not is refused when it runs."""
     import_compiler()
     with host(comm) as ctx:
-        for kind, scales in in_turn(list(kinds(ctx)), (None, pt.DelayedScaling(amax_history_len=1)), keep=2):
-            one_compiled(ctx, kind, scales, backend)
+        for number, kind in enumerate(kinds(ctx)):
+            for scales in in_turn((None, pt.DelayedScaling(amax_history_len=1)), keep=2, first=number):
+                one_compiled(ctx, kind, scales, backend)
         compiled_unknown(ctx, backend=backend)
 
 

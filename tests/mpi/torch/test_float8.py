@@ -63,7 +63,7 @@ def everything(comm: Any) -> None:
     """Products; and all cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         products(ctx, ((8, 12, 16), *UNEVEN))
-        for (case,) in taken_in_turn(CASES, size=ctx.size):
+        for case in taken_in_turn(CASES, size=ctx.size):
             case(ctx)
 
 
@@ -151,9 +151,7 @@ def products(ctx: pb.Context, all_sizes: tuple[tuple[int, int, int], ...]) -> No
                     RECIPES if dtype == torch.float32 and number == 0 else RECIPES[number % 3 :][:1]
                 ):
                     turn += 1
-                    for ((lead, has_bias),) in in_turn(
-                        (((3,), True), ((), False)), keep=2, first=turn + number
-                    ):
+                    for lead, has_bias in in_turn((((3,), True), ((), False)), keep=2, first=turn + number):
                         three_steps(ctx, split, sizes, lead, has_bias, dtype, recipe)
 
 
@@ -242,7 +240,7 @@ class Mlp(nn.Module):
 def loss_goes_down(ctx: pb.Context) -> None:
     """Training in 8 bits follows training in the type of the weights."""
     kinds = ((torch.bfloat16, True), (torch.float32, False))
-    for ((dtype, sequence_parallel),) in in_turn(kinds, keep=2, first=ctx.size // 2):
+    for dtype, sequence_parallel in in_turn(kinds, keep=2, first=ctx.size // 2):
         x = drawn(ctx, 1, 64, 32, dtype=dtype)
         target = (x.float() @ drawn(ctx, 2, 32, 32).t() / 6).tanh()
         tokens = own(64, ctx) if sequence_parallel else slice(None)

@@ -22,6 +22,7 @@ import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators
 from tests.helpers import inside
 from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
+from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
     PRODUCTS,
@@ -54,7 +55,7 @@ def functions_and_layers(comm: Any) -> None:
             functions(ctx, sizes, torch.float64)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             functions(ctx, (8, 12, 16), dtype)
-        for (each,) in taken_in_turn(LAYERS, size=ctx.size):
+        for each in taken_in_turn(LAYERS, size=ctx.size):
             each(ctx)
 
 
@@ -62,7 +63,7 @@ def training(comm: Any) -> None:
     with host(comm) as ctx:
         models = *((Mlp, sizes) for sizes in ((8, 12, 16), *UNEVEN)), (Attention, (8, 12, 16))
         kinds = (torch.float64, torch.float32), (False, True), models
-        for dtype, sequence_parallel, (model, sizes) in taken_in_turn(*kinds, size=ctx.size):
+        for dtype, sequence_parallel, (model, sizes) in pairs(*kinds):
             ten_steps(ctx, model, sizes, sequence_parallel, dtype)
 
 

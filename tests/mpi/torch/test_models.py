@@ -45,7 +45,7 @@ def everything(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with world(comm) as size, host(comm) as ctx:
         mesh = init_device_mesh("cpu", (size,))
-        for (case,) in taken_in_turn(CASES, size=size):
+        for case in taken_in_turn(CASES, size=size):
             case(ctx, mesh=mesh)
 
 

@@ -35,7 +35,8 @@ BUILDS = {
 }
 WHEELS = {
     (cuda, v): f"nvidia-cublasmp-{cuda}=={BUILDS[v]}"
-    for cuda, v in in_turn(("cu12", "cu13"), BUILDS, keep=2, first=1)
+    for number, v in enumerate(BUILDS)
+    for cuda in in_turn(("cu13", "cu12"), keep=2, first=number)
 }
 SOLVERS = {800: "nvidia-cusolvermp-cu13==0.8.0.3126", 901: "nvidia-cusolvermp-cu13==0.9.1.9318.post1"}
 CUDA_RUNTIME = "nvidia-cuda-runtime==13.0.96"

@@ -40,7 +40,7 @@ def test_everything(comm: Any, path: str) -> None:
                     eigh(ctx, rng, dtype, int(rng.integers(0, 20)), "cusolvermp", kind=each)
             patch.setattr(cusolvermp.METHODS[1], "most", 0)
             for dtype in ("float32", "complex128"):
-                eigh_at_the_ends(ctx, rng, dtype, keep=4)
+                eigh_at_the_ends(ctx, rng, dtype)
             calls(ctx, rng)
             chosen(ctx)
             if ctx.size > 1:

@@ -75,14 +75,14 @@ def everything(comm: Any, path: str, half: str) -> Any:
 
 
 def random_cases(ctx: pb.Context, rng: np.random.Generator) -> None:
-    for case, dtype in in_turn(CASES, TYPES, keep=4):
-        widest = mock.patch.object(FactorKernels, "width", return_value=int(rng.integers(1, 4)))
-        with (
-            panels_of(ctx, int(rng.integers(1, 9))),
-            by_inverses(ctx, int(rng.integers(1, 5))),
-            widest,
-        ):
-            case(ctx, rng, dtype)
+    for number, case in enumerate(CASES):
+        for dtype in in_turn(TYPES, keep=4, first=number):
+            with (
+                panels_of(ctx, int(rng.integers(1, 9))),
+                by_inverses(ctx, int(rng.integers(1, 5))),
+                mock.patch.object(FactorKernels, "width", return_value=int(rng.integers(1, 4))),
+            ):
+                case(ctx, rng, dtype)
 
 
 def ends(ctx: pb.Context, rng: np.random.Generator, gpu: Any) -> None:
@@ -123,7 +123,7 @@ def one_right_hand_side(ctx: pb.Context) -> None:
         lambda i, j: (i >= j) + 3.0 * (i == j), pb.MatrixDescriptor((24, 24), (4, 4), grids[0], order="F")
     )
     lower, right = a.allgather(), np.arange(1.0, 25)[:, None]
-    for of_b, of_x in in_turn(layouts, (*layouts, None), keep=3):
+    for of_b, of_x in in_turn(itertools.product(layouts, (*layouts, None)), keep=3):
         b = ctx.scatter(right, of_b)
         x = pb.linalg.cho_solve((a, True), b, out=b if of_x is None else ctx.zeros(of_x)).allgather()
         near = np.allclose(lower @ (lower.T @ x), right)
@@ -198,15 +198,15 @@ def test_where_they_are(comm: Any, path: str) -> None:
     rng = np.random.default_rng(17)
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for turn, (block, width) in enumerate(((3, 3), (4, 2), (9, 3))):
-            taken = list(in_turn(CASES, TYPES, keep=len(TYPES), first=block))
             layout = in_blocks(block)
             with (
                 mock.patch.object(factor_cases, "layout", layout),
                 mock.patch.object(panel_shape, "ROUNDS", 0),
                 panels_of(ctx, width),
             ):
-                for ((case, dtype),) in in_turn(taken, keep=2, first=turn):
-                    case(ctx, rng, dtype)
+                for number, case in in_turn(enumerate(CASES), keep=2, first=turn):
+                    for dtype in in_turn(TYPES, keep=4, first=number + turn):
+                        case(ctx, rng, dtype)
                 n = min(27, 5 * block + 1)
                 moves = moved(ctx, layout(None, (n, n), ctx.size))
                 assert not moves, f"blocks of {block}"
@@ -237,14 +237,15 @@ def test_on_process_rows(comm: Any, path: str) -> None:
         mock.patch.object(GpuFactorOperations, "shared_from", 0),
     ):
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for turn, (grid, (block, width)) in enumerate(in_turn(grids, ((3, 3), (4, 2), (9, 3)), keep=3)):
+            blocks = (3, 3), (4, 2), (9, 3)
+            for turn, (grid, (block, width)) in enumerate(zip(grids, blocks, strict=True)):
                 layout = in_blocks(block, grid)
                 with (
                     mock.patch.object(factor_cases, "layout", layout),
                     mock.patch.object(GpuFactorOperations, "shared_width", width),
                     panels_of(ctx, width),
                 ):
-                    for (dtype,) in in_turn(TYPES, keep=4, first=turn):
+                    for dtype in in_turn(TYPES, keep=4, first=turn):
                         with by_inverses(ctx, width):
                             factor_cases.cholesky_case(ctx, rng, dtype)
                     n = 5 * block + 1

@@ -11,8 +11,8 @@ from ml_dtypes import bfloat16
 import pblasmp as pb
 from pblasmp.tensor_parallel import call, made
 from tests.helpers.copy_products import PRODUCTS
+from tests.helpers.pairs import pairs
 from tests.helpers.schemes import AG, AR, MAKERS, RS
-from tests.helpers.slow import in_turn
 
 NAMES = [
     (form, name)
@@ -39,9 +39,7 @@ def wide(x):
     return np.asarray(x).astype(complex if x.dtype.kind == "c" else float)
 
 
-@pytest.mark.parametrize(
-    ("product", "transposed", "dtype"), list(in_turn(NAMES, (False, True), TYPES, keep=len(TYPES)))
-)
+@pytest.mark.parametrize(("product", "transposed", "dtype"), list(pairs(NAMES, (False, True), TYPES)))
 def test_results(ctx, gpu, numbers, product, transposed, dtype):
     form, name = product
     x, w, c, bias = numbers((6, 4), dtype), numbers((5, 4), dtype), numbers((6, 5), dtype), numbers(5, dtype)

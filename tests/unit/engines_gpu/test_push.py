@@ -142,7 +142,7 @@ def test_every_signal_is_needed(p):
     case = Case(counting, p)
     run_all([case], 0, times=3)
     unneeded = []
-    for (rank,) in in_turn((0, 3), keep=2, first=p is UNLIKE):
+    for rank in in_turn((0, 3), keep=2, first=int(p is UNLIKE)):
         names = counting.gpus[rank].names
         middle = range(len(names) // 3, 2 * len(names) // 3)  # products before and behind it
         for number in middle[rank % 2 :: draws(2, long=1)]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,19 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> None:
             how = None if called != (pieces or pushed) else f"{called=}"
             assert not wrong, f"{form} {types} {activation}"
             assert not how, f"{form} {types} {activation}"
-        for form, types in in_turn(FORMS, WIDE, keep=2, first=p // 2):
+        for form, types in itertools.product(FORMS, WIDE):
             case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
             assert not case.wrong(case(), tolerance=2.0**-8), f"{form} {types} with C"
         sizes = (16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)
-        for form, types in in_turn(FORMS, TYPES, keep=2, first=p // 2):
-            for ((t, n, k),) in in_turn(sizes, keep=2, first=TYPES.index(types) // 2):
-                arrays = bool(rng.integers(2))
-                case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
-                how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
-                assert not case.wrong(case(**how), tolerance=2.0**-8), f"{form} {types} {t}x{n}x{k}"
-            case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
-            assert not case.wrong(case(), tolerance=2.0**-7), f"{form} {types} uneven, gelu"
+        for form, types, (t, n, k) in pairs(FORMS, TYPES, sizes):
+            arrays = bool(rng.integers(2))
+            case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
+            how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
+            assert not case.wrong(case(**how), tolerance=2.0**-8), f"{form} {types} {t}x{n}x{k}"
+        for number, form in enumerate(FORMS):
+            for types in in_turn(TYPES, keep=2, first=number + p // 2):
+                case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
+                assert not case.wrong(case(), tolerance=2.0**-7), f"{form} {types} uneven, gelu"
         for t in (16 * p, 16 * p + 1):
             case = Case(ctx, rng, "allgather_matmul", TYPES[1], t, 16, 32)
             y, gathered = case(return_gathered=True)

@@ -122,7 +122,7 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
             )
             for number, (grid, block, ops, order) in enumerate(combinations):
                 of_grid = distinct(sources, grid)
-                for (source,) in in_turn(of_grid, keep=len(of_grid), first=number):
+                for source in in_turn(of_grid, keep=len(of_grid), first=number):
                     lib.clear()
                     p = pb.MatmulProblem.gemm(
                         9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
