@@ -63,14 +63,6 @@ PRODUCTS = {  # by function: what goes forward, and what gives the gradient of x
 }
 
 
-def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:
-    try:
-        case(ctx)
-    except AssertionError as error:
-        return str(error) or "it failed"
-    return None
-
-
 def own(n: int, ctx: pb.Context) -> slice:
     return shard(n, ctx.size, ctx.rank)
 

@@ -16,7 +16,7 @@ from tests.helpers import fakelapack
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.fakelapack import MEETING
 from tests.helpers.fakenvrtc import FakeNvrtc
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Copies, Fault, Peers
 from tests.helpers.hardware import SHARED_MEMORY, is_legal
 
 E4, E5, HALF = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"], DTYPES["float16"]
@@ -44,18 +44,13 @@ def test_copies_of_lines(monkeypatch, pitch, height, fits):
     peers = Peers(1)
     at = peers.allocate(0, 64)
     with faulty("" if fits else "pitch"):
-        peers.gpus[0]._runtime.memcpy2DAsync(at, pitch, at + 32, 8, 8, height, 4, "main")
+        Copies(peers.gpus[0]).memcpy2DAsync(at, pitch, at + 32, 8, 8, height, 4, "main")
 
 
 @pytest.mark.parametrize("slices", [(8, 16), (20, 16), (16, 16)])
 def test_copies_of_blocks(slices):
     """The blocks of a command are whole rows apart, and do not overlap."""
-    block = Blocks(0, 0, 4, 2, 2, (8, 8), slices)
-    assert is_legal(block) == (slices == (16, 16))
-    with faulty("" if is_legal(block) else "no command copies"):
-        peers = Peers(1)
-        at = peers.allocate(0, 128)
-        peers.gpus[0]._copy_3d(Blocks(at, at + 64, 4, 2, 2, (8, 8), slices), "main")
+    assert is_legal(Blocks(0, 0, 4, 2, 2, (8, 8), slices)) == (slices == (16, 16))
 
 
 # -- shared memory, and blocks that wait for each other
@@ -157,7 +152,7 @@ def test_two_streams_that_write_the_same_bytes():
 
 def test_a_flag_that_nobody_waits_for_or_that_never_comes():
     peers = Peers(2)
-    main = peers.gpus[0]._streams["main"]
+    main = peers.gpus[0].stream("main")
     peers.gpus[0].windows.raise_flag(main, 1, 99)
     with faulty("flags that nobody waited for"):
         peers.run(0)
