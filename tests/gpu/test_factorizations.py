@@ -20,6 +20,7 @@ from tests.helpers.factor_cases import (
     exact,
     failures,
     least_squares_at_the_ends,
+    lu_product,
     norm,
     only,
     panels_of,
@@ -56,13 +57,8 @@ def test_columns_of_denormal_numbers(ctx, dtype):
         q, r = exact(found.q().allgather()), exact(found.r().allgather())
         assert np.abs(q.conj().T @ q - np.eye(cols)).max() < 100 * np.finfo(dtype).eps
         assert (np.abs(q @ r - whole).max(0) <= rounding).all()
-        factors, pivots = pb.linalg.lu_factor(a)
-        both = exact(factors.allgather())
-        lower, upper = np.tril(both, -1) + np.eye(rows, cols), np.triu(both)[:cols]
-        rebuilt = lower @ upper
-        for i, other in reversed(list(enumerate(pivots.tolist()))):
-            rebuilt[[i, other]] = rebuilt[[other, i]]
-        assert np.abs(np.tril(both, -1)).max() < 1.01 * np.sqrt(2)  # sizes of complex numbers are sums
+        rebuilt, lower = lu_product(*pb.linalg.lu_factor(a))
+        assert np.abs(np.tril(lower, -1)).max() < 1.01 * np.sqrt(2)  # sizes of complex numbers are sums
         assert (np.abs(rebuilt - whole).max(0) <= 100 * rounding).all()
 
 
@@ -123,16 +119,11 @@ def test_large_cholesky(ctx, n, dtype):
 )
 def test_large_lu(ctx, shape, dtype):
     rng = np.random.default_rng(94)
-    (m, n), least = shape, min(shape)
+    m, n = shape
     whole = random(rng, shape, dtype)
     a = matrix(ctx, rng, whole)
     found, pivots = pb.linalg.lu_factor(a)
-    factors = found.allgather()
-    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
-    np.fill_diagonal(lower, 1)
-    rebuilt = lower @ upper
-    for i, other in reversed(list(enumerate(pivots.tolist()))):
-        rebuilt[[i, other]] = rebuilt[[other, i]]
+    rebuilt, lower = lu_product(found, pivots)
     errors = {
         "lu": relative(rebuilt - whole, exact(whole), max(shape), dtype),
         "growth": np.abs(lower).max() * 15,

@@ -177,6 +177,17 @@ def cholesky_case(ctx, rng, dtype):
     )
 
 
+def lu_product(found, pivots):
+    """The product of LU's factors with the rows back in their places, and L, in double precision. Collective."""
+    factors = exact(found.allgather())
+    least = min(factors.shape)
+    lower = np.tril(factors, -1)[:, :least] + np.eye(len(factors), least)
+    product = lower @ np.triu(factors)[:least]
+    for i, other in reversed(list(enumerate(pivots.tolist()))):
+        product[[i, other]] = product[[other, i]]
+    return product, lower
+
+
 def lu_case(ctx, rng, dtype):
     n, m = sizes(ctx, rng)
     rows = pick(rng, (n, n, int(rng.integers(0, 30))))
@@ -184,12 +195,7 @@ def lu_case(ctx, rng, dtype):
     whole = random(rng, (rows, n), dtype)
     a = placed(ctx, rng, whole)
     found, pivots = pb.linalg.lu_factor(a, out=a if in_place else None)
-    factors, least = found.allgather(), min(rows, n)
-    lower, upper = exact(np.tril(factors, -1))[:, :least], exact(np.triu(factors))[:least]
-    np.fill_diagonal(lower, 1)
-    rebuilt = lower @ upper
-    for i, other in reversed(list(enumerate(pivots.tolist()))):
-        rebuilt[[i, other]] = rebuilt[[other, i]]
+    rebuilt, lower = lu_product(found, pivots)
     errors = {
         "lu": relative(rebuilt - whole, exact(whole), n, dtype),
         "growth": np.abs(lower).max(initial=0) * 20,
