@@ -123,14 +123,19 @@ def gridinit(
     """
     if isinstance(context, Context):
         return _made(context.comm, context, order, nprow, npcol, context.engine.name)
-    try:
-        comm = wrap(None if type(context) is int and context == 0 else context)
-    except ArgumentError as error:
-        _refuse("gridinit", error)
+    comm = _processes("gridinit", context)
     try:
         return _made(comm, None, order, nprow, npcol, engine)
     finally:
         comm.free()
+
+
+def _processes(call: str, context: Any) -> Communicator:
+    """Return the processes of a communicator, or all of them for None or ``blacs_get``'s 0. Collective over them."""
+    try:
+        return wrap(None if type(context) is int and context == 0 else context)
+    except ArgumentError as error:
+        _refuse(call, error)
 
 
 def _made(
@@ -354,7 +359,7 @@ def blacs_pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
 
 
 def blacs_gridmap(
-    context: MPI.Comm | None,
+    context: MPI.Comm | int | None,
     usermap: ArrayLike,
     ldumap: int | None = None,
     nprow: int | None = None,
@@ -367,7 +372,7 @@ def blacs_gridmap(
     Processes that are not in the map get -1, as in ``gridinit``.
 
     Args:
-        context: an mpi4py communicator, or None for COMM_WORLD.
+        context: an mpi4py communicator, or None or ``blacs_get``'s 0 for COMM_WORLD.
         usermap: the numbers in ``context`` of the processes, ``nprow`` × ``npcol``: two-dimensional, or flat, column
             after column, as Fortran has it.
         ldumap: of a flat map: distance between its columns.
@@ -381,8 +386,8 @@ def blacs_gridmap(
 
     Source: BLACS, BLACS_GRIDMAP.
     """
-    world = mpi().COMM_WORLD if context is None else context
-    comm = wrap(world)
+    comm = _processes("blacs_gridmap", context)
+    world: Any = mpi().COMM_WORLD if context is None or type(context) is int else context
     try:
         with Agreement(comm, "blacs_gridmap") as facts:
             faults = Faults("blacs_gridmap", ["context", "usermap", "ldumap", "nprow", "npcol"])

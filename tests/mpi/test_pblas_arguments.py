@@ -184,8 +184,13 @@ def tools(comm, ictxt):
     outside = pblas.blacs_pnum(ictxt, 2, 0), *pblas.blacs_pcoord(ictxt, 99)
     good = (me, size, place, outside) == (comm.rank, comm.size, (myrow, mycol), (-1, -1, -1))
     assert good, f"numbers: {me}, {size}, {place}, {outside}"
-    for usermap, more in (([[3, 0, 1]], ()), ([3, 9, 0, 9, 1, 9], (2, 1, 3))):
-        other = pblas.blacs_gridmap(None, usermap, *more, engine="host")
+    system = pblas.blacs_get(-1, 0)
+    for given, usermap, more in (
+        (None, [[3, 0, 1]], ()),
+        (comm, [[3, 0, 1]], ()),
+        (system, [3, 9, 0, 9, 1, 9], (2, 1, 3)),
+    ):
+        other = pblas.blacs_gridmap(given, usermap, *more, engine="host")
         expected = {3: 0, 0: 1, 1: 2}.get(comm.rank)
         seen = pblas.gridinfo(other)
         good = seen == ((-1,) * 4 if expected is None else (1, 3, 0, expected))
@@ -198,6 +203,8 @@ def tools(comm, ictxt):
     for usermap, more in (([[0, 0]], ()), ([[0, 9]], ()), ("x", ()), ([0, 1], (1, 2, 2)), ([0, 1], ())):
         given = dict(enumerate((None, usermap, *more)))
         raised(comm, "blacs_gridmap", given, -4 if more == () and usermap == [0, 1] else -2)
+    with pytest.raises(TypeError, match="comm: expected an mpi4py communicator"):
+        pblas.blacs_gridmap("x", [[0]])
     for scope in ("All", "Row", "c"):
         pblas.blacs_barrier(ictxt, scope)
     raised(comm, "blacs_barrier", {0: ictxt, 1: "x"}, -2)
