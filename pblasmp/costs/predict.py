@@ -19,9 +19,9 @@ from ..layout.factor_problem import FactorProblem
 from ..layout.grid import integer
 from ..layout.value import Kernel, Traffic, bytes_text, time_text
 from .counts import Counts
-from .dry_engine import FLOPS, MOST_BYTES, Ranks
+from .dry_engine import FLOPS, MOST_BYTES
 from .machines import Machine, NodeOf, load_machine
-from .traffic import counted_traffic, in_64_bits, move_traffic, operands_bytes, size_of, traffic
+from .traffic import in_64_bits, move_traffic, operands_bytes, size_of, traffic
 
 _PRODUCT_BAND = (0.8, 1.25)  # of the prediction, for products that were measured: see the validation
 _WIDE = (0.5, 2.0)  # for all else
@@ -195,9 +195,9 @@ def _too_large(machine: Machine, problem: FactorProblem, size: int, per_node: in
     kernel = {"cholesky": "potrf", "lu": "getrf"}.get(problem.routine, "geqrt")
     flops = int(FLOPS[kernel](m, n, min(m, n))) * (4 if dtype.startswith("complex") else 1)
     side = max(1, int((flops / 2 / size) ** (1 / 3)))
-    counts = counted_traffic(
-        Ranks(size, per_node), Counts.none(size), call=str(problem), algorithm="panels", path="panels",
-        flops=nothing + in_64_bits([flops // size], problem), memory_bytes=nothing + held,
+    counts = Traffic(
+        str(problem), "panels", "panels", size, per_node, **vars(Counts.none(size)), touched_bytes=nothing,
+        flops=nothing + in_64_bits([flops // size], problem), memory_bytes=nothing + held, like=nothing,
         shapes=[Counter({("gemm", dtype, side, side, side): 1})],
     )  # fmt: skip
     remark = "its matrices alone do not fit: only its operations are counted, at the speed of products"

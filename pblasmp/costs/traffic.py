@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -85,9 +85,9 @@ def traffic(
     for (_, _, _, itemsize, slots), moves in asks.moves.items():
         counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
     pieces = max((1, *map(len, asks.moves.values()), *asks.messages.values()))  # of an operand, or to a rank
-    return counted_traffic(
-        ranks, counts, call=str(problem), algorithm=first.algorithm, path=first.path, like=numbers,
-        shapes=[run.engine.operations.shapes for run in runs], **every,
+    return Traffic(
+        str(problem), first.algorithm, first.path, ranks.size, ranks.per_node, like=numbers,
+        shapes=[run.engine.operations.shapes for run in runs], **vars(counts), **every,
         meetings=asks.calls["fence"], collectives=asks.calls["sum"],
         pieces=_PARTS if isinstance(asked, ParallelProblem) else pieces,
     )  # fmt: skip
@@ -98,19 +98,6 @@ def in_64_bits(found: list[int], problem: object) -> Numbers:
     if max(found) > _LARGEST:
         raise ArgumentError(f"the counts of a rank must fit into 64 bits, got {max(found):.3g} for {problem}")
     return np.array(found, np.int64)
-
-
-def counted_traffic(ranks: Ranks, counts: Counts, **rest: Any) -> Traffic:
-    """Return what ranks move, and by which links, with the ``rest`` that is known of them. Local."""
-    links = {
-        "same_rank": int((counts.copied_bytes - counts.shared_bytes).sum()),
-        "same_node": int((counts.node_bytes + counts.shared_bytes).sum()),
-        "other_node": int((counts.sent_bytes - counts.node_bytes).sum()),
-    }
-    none = np.zeros(ranks.size, np.int64)
-    known: dict[str, Any] = dict.fromkeys(("flops", "touched_bytes", "like"), none)
-    known |= {"meetings": 0, "collectives": 0} | rest
-    return Traffic(nranks=ranks.size, ranks_per_node=ranks.per_node, links=links, **vars(counts), **known)
 
 
 def _dtype_of(problem: AnyProblem) -> np.dtype:
@@ -136,9 +123,10 @@ def move_traffic(
         [(Side.of(source), Side.of(target))], source.dtype.itemsize, size, ranks.nodes, SLOTS
     )  # fmt: skip
     memory = np.array([_held(source, r) + _held(target, r) for r in range(size)], np.int64)
-    return counted_traffic(
-        ranks, counts, call=f"move {source} to {target}", algorithm="exchange", path="by MPI",
-        memory_bytes=memory, shapes=[Shapes()],
+    none = np.zeros_like(memory)
+    return Traffic(
+        f"move {source} to {target}", "exchange", "by MPI", size, ranks.per_node, **vars(counts),
+        memory_bytes=memory, flops=none, touched_bytes=none, like=none, shapes=[Shapes()],
     )  # fmt: skip
 
 

@@ -53,8 +53,6 @@ class Traffic:
         like: the class of each rank.
         touched_bytes: bytes that each rank writes in local sums, copies and exchanges of rows, besides
             ``copied_bytes``.
-        links: bytes of all ranks by where they go: "same_rank", "same_node" or "other_node". Copies from or to memory
-            that the ranks of a node share count as "same_node".
         node_bytes: of ``sent_bytes``, those to ranks of the same node.
         node_received: of ``received_bytes``, those from ranks of the same node.
         shared_bytes: of ``copied_bytes``, those from or to memory that the ranks of the node share.
@@ -77,13 +75,25 @@ class Traffic:
     shapes: list[Shapes]
     like: Numbers
     touched_bytes: Numbers
-    links: dict[str, int]
     node_bytes: Numbers
     node_received: Numbers
     shared_bytes: Numbers
-    collectives: int
-    meetings: int
+    collectives: int = 0
+    meetings: int = 0
     pieces: int = 1
+
+    @property
+    def links(self) -> dict[str, int]:
+        """Bytes of all ranks by where they go: "same_rank", "same_node" or "other_node".
+
+        Copies from or to memory that the ranks of a node share count as "same_node".
+        """
+        found = (
+            self.copied_bytes - self.shared_bytes,
+            self.node_bytes + self.shared_bytes,
+            self.sent_bytes - self.node_bytes,
+        )
+        return {link: int(numbers.sum()) for link, numbers in zip(LINKS, found, strict=True)}
 
     @property
     def imbalance(self) -> float:
