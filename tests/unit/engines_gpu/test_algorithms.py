@@ -321,13 +321,19 @@ def test_other_tokens(comm: Any, path: str) -> None:
                     assert not wrong, f"{form} {algo}, {tokens} tokens"
             if (
                 queues
-            ):  # those that come once are one product of all tokens, and look for no algorithm of their own
+            ):  # products that come once do not look for an algorithm of their own, and have fewer pieces
                 x, w, found = ctx.engine.xp.zeros((200, 2)), ctx.engine.xp.zeros((2, 2)), []
                 for tokens in (200, 199, 198, 197, 198, 198):
-                    before = how["lt"].searches, len(how["lt"].calls)
+                    before = how["lt"].searches
                     pb.allgather_matmul(x[:tokens], w, ctx, algo="push")
-                    found.append((how["lt"].searches - before[0], len(how["lt"].calls) - before[1]))
-                assert found == [(1, 2), (1, 1), (0, 1), (0, 1), (1, 2), (0, 2)], "searches, and products"
+                    found.append(how["lt"].searches - before)
+                assert found == [1, 1, 0, 0, 1, 0], "searches for algorithms"
+                tall, found = ctx.engine.xp.zeros((6 * 128 * ctx.engine.session.gpu.multiprocessors, 2)), []
+                for less in (0, 1, 2, 2, 2):
+                    before = len(how["lt"].calls)
+                    pb.matmul_allgather(tall[less:], w, ctx, algo="push")
+                    found.append(len(how["lt"].calls) - before)
+                assert found == [4, 2, 2, 4, 4], "pieces"
             ctx.engine.synchronize()
         lib.assert_clean()
 

@@ -116,19 +116,15 @@ class _ByRail(PushedTensorProduct):
 class PushedGather(_ByRail):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
-    If the caller wants all of X, kernels copy it there when no product runs. What comes once and is small is one
-    product of all tokens, behind the copies, in one stream: more would take the host longer than it takes the GPU less.
+    If the caller wants all of X, kernels copy it there when no product runs.
     """
 
     form = "allgather_matmul"
-    streams: tuple[str, ...] = ("copy",)
+    streams = ("copy",)
 
     def _prepare(self) -> None:
         super()._prepare()
         self._lay_out(self.p.slices("tokens"))
-        self._at_once = self.once and not self.far and self.p.flops < WORTH * self.size
-        if not self.far:
-            self.streams = () if self._at_once else ("copy",)
         everything = sum(self.p.tokens), self.p.inputs[0]
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
         if self.far:
@@ -136,23 +132,18 @@ class PushedGather(_ByRail):
 
     def _multiply(self, operands: Views) -> None:
         gpu, x, memories = self.gpu, operands.a, self.reached("gathered")
-        gathered, come, copies = memories[self.rank], PIECES.at(0), "main" if self._at_once else "copy"
+        gathered, come = memories[self.rank], PIECES.at(0)
         # first the peer that needs this shard first; between domains all its pieces
         for peer, i in product(reversed(self.near), range(self.count or 1)):
             part = x[_chunk(slice(0, x.rows), i, self.count)] if self.count else x
-            gpu.push(copies, memories[peer][self.place[self.rank, i]], part)
+            gpu.push("copy", memories[peer][self.place[self.rank, i]], part)
         for peer in reversed(self.near) if x.rows else ():
-            gpu.raise_flag(copies, peer, come)
+            gpu.raise_flag("copy", peer, come)
         if self.far:
             self._gather(x, gathered)
-        sources = [peer for peer in self.near if self.p.tokens[peer]]
-        if self._at_once:
-            gpu.push("main", gathered[self.place[self.rank, 0]], x)
-            gpu.await_flags("main", [(peer, come) for peer in sources])
-            self.whole(operands, gathered, operands.c, operands.d)
-        else:
-            self._shard(operands, self.rows[self.rank], x)
-            for peer in sources:
+        self._shard(operands, self.rows[self.rank], x)
+        for peer in self.near:
+            if self.p.tokens[peer]:
                 gpu.await_flags("main", [(peer, come)])
                 for i in range(self.count or 1):
                     self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
