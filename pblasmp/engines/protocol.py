@@ -138,7 +138,7 @@ class Transport(Protocol):
         self.comm.sum_into(array)
 
     def fence(self) -> None:
-        """Wait until every rank's writes to shared buffers are visible to its node. Collective."""
+        """Wait until writes to shared buffers are visible to all ranks of a node. Collective over the node."""
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""

@@ -273,25 +273,38 @@ def volumes(comm, nodes):
                     )
 
 
-def sums_of_nodes(comm, nodes):
-    """GEMM + ReduceScatter by "pull": of each element a node sends one sum, in the type in which it is added."""
+def results_of_nodes(comm, nodes):
+    """By "pull" each element of a result, or of a sum in the type in which it is added, crosses to a node once."""
     rng = np.random.default_rng(15)
     mine = next(ranks for ranks in nodes if comm.rank in ranks)
     with pb.Context(comm, engine="host") as ctx:
         carrier = ctx.engine.transport.comm
-        for dtype, size in itertools.product(("float64", "bfloat16"), sizes(comm)):
-            case = Case(rng, comm, "matmul_reduce_scatter", dtype, *size)
+        for form, dtype, size in itertools.product(
+            ("matmul_reduce_scatter", "matmul_allgather"), ("float64", "bfloat16"), sizes(comm)
+        ):
+            case, (tokens, outputs, _) = Case(rng, comm, form, dtype, *size), size
             with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
                 found = case(ctx, algo="pull")
-            assert not unlike(found, case.expected()), f"{dtype} {size}"
+            assert not unlike(found, case.expected()), f"{form} {dtype} {size}"
             sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
             everyones = sum(map(sum, comm.allgather(sent)))
-            tokens, outputs, _ = size
-            assert everyones == tokens * outputs * (8 if dtype == "float64" else 4) * (len(nodes) - 1), size
+            item = 8 if dtype == "float64" else 4 if form == "matmul_reduce_scatter" else 2
+            assert everyones == tokens * outputs * item * (len(nodes) - 1), f"{form} {dtype} {size}"
             assert len(sent) == len(send.mock_calls), "within a node there are no messages"
         case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
         found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)
         assert not unlike(found, case.expected(2, 3, bias=True)), "C and bias are added once"
+
+
+@on_ranks(4, on_nodes="interleaved:2")
+def test_a_node_waits_for_none_of_another(comm):
+    """What ranks share, they share within a node: others come later, once they hear that these went on."""
+    with pb.Context(comm, engine="host") as ctx:
+        if comm.rank % 2:
+            assert comm.recv(source=comm.rank - 1, tag=3) == "went on"
+        ctx.engine.transport.fence()
+        if not comm.rank % 2:
+            comm.send("went on", comm.rank + 1, tag=3)
 
 
 @on_ranks(2, on_nodes="blocks:2")
@@ -454,5 +467,5 @@ def test_each_element_crosses_between_two_nodes_once(nranks, form):
     ("nranks", "form"),
     [(3, "blocks:2"), (4, "interleaved:2"), *only_long((5, "blocks:2"), (6, "interleaved:3"))],
 )
-def test_a_node_adds_up_what_it_sends(nranks, form):
-    run_mpi(sums_of_nodes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))
+def test_results_cross_between_two_nodes_once(nranks, form):
+    run_mpi(results_of_nodes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))

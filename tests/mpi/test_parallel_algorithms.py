@@ -86,7 +86,9 @@ def test_the_choice_between_nodes(comm):
             with pb.plan(pb.matmul_reduce_scatter, x, w, ctx) as plan:
                 assert plan.report().algorithm == name, inner
             with pb.plan(pb.matmul_allgather, x, w, ctx) as plan:
-                assert plan.report().path.endswith("is multiplied: 1")  # one panel
+                assert plan.report().algorithm == sums
+                one_panel = plan.report().path.endswith("is multiplied: 1")
+                assert one_panel == (sums == "push")
 
 
 @on_ranks(1, 3)

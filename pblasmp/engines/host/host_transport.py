@@ -97,8 +97,8 @@ class HostTransport(Transport):
         return _MpiMessages(self.comm, requests, [array for array, _ in (*sends, *receives)])
 
     def fence(self) -> None:
-        """Wait until every rank has written what its node shares. Collective."""
-        comm = self.comm
+        """Wait until every rank of the node has written what they share. Collective over the node."""
+        comm = self.comm.node or self.comm
         if comm.board is None:
             comm.barrier()
             return

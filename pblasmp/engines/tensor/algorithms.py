@@ -403,6 +403,28 @@ class _SharedOutput(PulledOutput[Operands], ParallelProduct):
         self.copied_bytes = self.shared["panels"].nbytes
 
 
+class NodesOutput(_SharedOutput):
+    """The same between nodes, each of which gets the columns of each rank of the others once."""
+
+    path = "every rank's columns sent to each node once, in memory that its ranks share, copied by each to its result"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        partners = Partners(self.rank, self._transport.nodes)
+        self._to, self._of = ([rank for _, rank in some] for some in (partners.letters, partners.boxes))
+        p = self.p
+        self.sent_bytes = p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * len(self._to)
+
+    def meet(self) -> None:
+        """Wait until all columns are here. Collective over the ranks."""
+        panels = self.everyones("panels")
+        self._transport.start(
+            [each for to in self._to for each in _some(panels[self.rank], to)],
+            [each for source in self._of for each in _some(panels[source], source)],
+        ).finish()
+        super().meet()
+
+
 # -- the rows of the registry
 
 
@@ -454,7 +476,8 @@ class SharedMemoryMethod(TensorMethod):
         if problem.size == 1:
             return _ALONE
         if (count := len(engine.transport.nodes)) > 1:
-            return 1.8 if problem.size > count and _sums_are_less(problem, count, 1) else 5.5
+            less = not problem.sums or _sums_are_less(problem, count, 1)
+            return 1.8 if problem.size > count and less else 5.5
         if self.name != "ring":
             return 1.5
         tokens, outputs, _ = problem.sizes
@@ -472,7 +495,7 @@ class SharedMemoryMethod(TensorMethod):
 METHODS = (
     SharedMemoryMethod(
         "pull",
-        {"matmul_reduce_scatter": NodesSum},
+        {"matmul_reduce_scatter": NodesSum, "matmul_allgather": NodesOutput},
         allgather_matmul=SharedInput,
         matmul_reduce_scatter=_SharedSum,
         matmul_allgather=_SharedOutput,
