@@ -180,7 +180,7 @@ struct call {
     const int64_t *node_of; /* of each rank */
     int64_t workers; /* ranks that may compute at the same time: of each node, and no more than any node has */
     int64_t alike;   /* all ranks round alike, as far as is known; if not, none computes what others compute, too */
-    int64_t small_kernels; /* the BLAS multiplies small real matrices without copying them */
+    int64_t small_kernels; /* the BLAS multiplies small real matrices without copying them, by one thread */
     const limits *limits;
     char *scratch;  /* SCRATCH + WORK bytes of this rank alone, aligned */
     wait *waits;    /* a flag, for longer than a moment */

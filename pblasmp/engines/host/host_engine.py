@@ -110,9 +110,14 @@ class HostEngine(Engine):
         self.operations: Operations = operations
         transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
         self.transport: Transport = transport
-        rounding = blas.described(self._library), self.threads, sorted(blas.threads_set_by_user())
+        threads = blas.threads_set_by_user()
+        rounding = blas.described(self._library), self.threads, sorted(threads)
         alike = len({*map(str, allgather_alike(comm, rounding))}) == 1
-        direct = HostDirect(self._library, self._buffers, operations, transport, alike=alike)
+        one_thread = (threads or {str(self.threads)}) == {"1"}
+        small_kernels = one_thread and blas.has_small_kernels(self._library)
+        direct = HostDirect(
+            self._library, self._buffers, operations, transport, alike=alike, small_kernels=small_kernels
+        )
         self.direct: Direct | None = direct
         self._untouched = direct.untouched
 

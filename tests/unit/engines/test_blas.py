@@ -10,7 +10,8 @@ import pytest
 import scipy
 from numpy.lib.stride_tricks import as_strided
 
-from pblasmp.engines.host import blas
+import pblasmp as pb
+from pblasmp.engines.host import blas, host_engine
 from pblasmp.errors import ArgumentError, LibraryNotFoundError
 from tests.helpers.pairs import pairs
 
@@ -179,6 +180,22 @@ def test_only_openblas_by_avx_512_multiplies_small_matrices_uncopied(monkeypatch
     ):
         monkeypatch.setattr(blas, "described", lambda library, said=said: f"{library}'s {said}")
         assert blas.has_small_kernels("scipy") == found
+
+
+@pytest.mark.parametrize(("threads", "used"), [({"1"}, True), ({"2"}, False), ({"1", "2"}, False)])
+def test_only_a_blas_with_one_thread_computes_many_small_products(monkeypatch, threads, used):
+    """Several threads would wait for each other in each of them."""
+    made, found = host_engine.HostDirect, []
+
+    def direct(*args, small_kernels, **options):
+        found.append(small_kernels)
+        return made(*args, small_kernels=small_kernels, **options)
+
+    monkeypatch.setattr(host_engine, "HostDirect", direct)
+    monkeypatch.setattr(blas, "has_small_kernels", lambda library: True)
+    monkeypatch.setattr(blas, "threads_set_by_user", lambda: threads)
+    pb.Context(engine="host").close()
+    assert found == [used]
 
 
 def test_the_blas_is_named(monkeypatch):

@@ -149,6 +149,8 @@ class HostDirect:
         operations: they know how many ranks may compute at the same time.
         transport: which ranks share memory.
         alike: all ranks round alike, as far as is known; if not, none computes what others compute, too.
+        small_kernels: the BLAS multiplies small real matrices without copying them, and has one thread: several would
+            wait for each other in each of many small products.
 
     Attributes:
         sets: the sets of slabs.
@@ -162,6 +164,7 @@ class HostDirect:
         transport: HostTransport,
         *,
         alike: bool,
+        small_kernels: bool,
     ) -> None:
         self._library, self._buffers, self._transport = library, buffers, transport
         self._operations, self._alike = operations, alike
@@ -192,7 +195,7 @@ class HostDirect:
         self._given = ctypes.c_void_p(ctypes.addressof(self._arguments))
         state.ranks, state.rank, state.alike = transport.size, transport.rank, alike
         state.most, state.limits = _MOST, ctypes.addressof(LIMITS)
-        state.small_kernels = blas.has_small_kernels(library)
+        state.small_kernels = small_kernels
         # Aligned, since a BLAS may round otherwise elsewhere: all ranks must find the same pivots.
         self._scratch = np.empty(_core.SCRATCH + _ALIGNED, np.uint8)
         state.scratch = -(-host_address(self._scratch) // _ALIGNED) * _ALIGNED
