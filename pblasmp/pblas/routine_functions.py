@@ -287,11 +287,13 @@ def function_of(routine: PblasRoutine, full: str, dtype: np.dtype) -> PblasFunct
     annotations = {each: _annotation(each, routine, dtype) for each in routine.names}
     signature = signature_of(annotations, routine.returns, routine.optional)
     names, form, tells = routine.names, routine.form(full, dtype), routine.returns != "None"
-    count = len(names)
+    count, least = len(names), len(names) - len(routine.optional)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != count:
+        if kwargs or not least <= len(args) <= count:
             args = tuple(bound(full, signature, args, kwargs).values())
+        elif len(args) < count:
+            args += (None,) * (count - len(args))
         done = None if form is None else form(args)
         if done is not None and done is not False:
             return done if tells else None
