@@ -96,7 +96,9 @@ def on_ranks(
     def test_of(function: Callable[..., Any]) -> Callable[..., None]:
         def test(nranks: int, **given: Any) -> None:
             __tracebackhide__ = True
-            runner(function, nranks, **how, **given)
+            found = runner(function, nranks, **how, **given)
+            why = f"{function.__name__} returns {found}, at which nobody looks: assert"
+            assert all(each is None for each in found), why
 
         _, *others = inspect.signature(function).parameters.values()
         names = ["nranks", *(x.name for x in others if x.default is x.empty and x.name not in how)]

@@ -16,7 +16,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.testing import RanksFailedError
-from tests.helpers.mpi import run_mpi, run_on_one_node, starts_ranks
+from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node, starts_ranks
 from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import in_turn, only_long
 
@@ -243,6 +243,16 @@ def test_each_case_is_reported_and_breaks_no_rank():
 
 
 @starts_ranks
+@on_ranks(2)
+def returns(comm):
+    return comm.rank
+
+
+def test_a_test_on_ranks_returns_nothing():
+    with pytest.raises(AssertionError, match=r"returns returns \[0, 1\], at which nobody looks"):
+        returns(nranks=2)
+
+
 def test_ranks_must_run_the_same_cases_and_at_least_one():
     with pytest.raises(RanksFailedError, match="at least one"):
         run_mpi(no_case, 1)
