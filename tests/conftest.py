@@ -76,14 +76,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> str:
-    """A new directory, as a text: so it travels to the ranks."""
-    return str(tmp_path)
+    """A new directory, as a text: so it travels to the ranks. Under mpirun it is that of rank 0."""
+    if launch.surroundings() is None:
+        return str(tmp_path)
+    from mpi4py import MPI
+
+    return str(MPI.COMM_WORLD.bcast(str(tmp_path)))
 
 
 @pytest.fixture
-def tuning_file(tmp_path: Path) -> str:
+def tuning_file(directory: str) -> str:
     """Where there is no file of measured times, as a text."""
-    return str(tmp_path / "tuning.json")
+    return f"{directory}/tuning.json"
 
 
 @pytest.fixture(scope="session")
