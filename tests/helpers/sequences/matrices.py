@@ -273,6 +273,25 @@ class Matrices(State):
         self.bounded(symbol, held, operand)
         return self.keep(SYMBOLS[symbol](held.matrix, given), SYMBOLS[symbol](held.whole, values))
 
+    @step(
+        matrices,
+        of=matrices,
+        other=matrices,
+        seed=numbers,
+        symbol=sampled_from([*SYMBOLS]),
+        turned=st.booleans(),
+    )
+    def across(self, of, other, seed, symbol, turned):
+        """A row and a column, which make a matrix."""
+        held = self.pick(of, lambda held: held.arithmetic)
+        if not held.whole.shape[0]:
+            raise SkipStep
+        column = self.like(other, seed, (held.whole.shape[1], 1), held.whole.dtype)
+        self.bounded(symbol, held, column)
+        pairs = (held.matrix[:1], held.whole[:1]), (column.matrix, column.whole)
+        (left, x), (right, y) = pairs[::-1] if turned else pairs
+        return self.keep(SYMBOLS[symbol](left, right), SYMBOLS[symbol](x, y))
+
     @step(**OPERANDS)
     def in_place(self, of, other, seed, symbol, number):
         """The same in place."""
@@ -310,7 +329,7 @@ class Matrices(State):
 
     @step(
         matrices, of=matrices, k=numbers,
-        how=sampled_from(["abs", "conj", "real", "imag", "square", "tril", "triu", "map"]),
+        how=sampled_from(["abs", "conj", "real", "imag", "square", "tril", "triu", "map", "np.negative"]),
     )  # fmt: skip
     def function(self, of, k, how):
         """A function of each element, or zeros on one side of a diagonal."""
@@ -326,6 +345,7 @@ class Matrices(State):
             "tril": lambda: (x.tril(k - 4), np.tril(a, k - 4)),
             "triu": lambda: (x.triu(k - 4), np.triu(a, k - 4)),
             "map": lambda: (x.map(lambda v: v + v), a + a),
+            "np.negative": lambda: (np.negative(x), -a),
         }[how]()
         return self.keep(found, expected)
 
