@@ -267,6 +267,7 @@ class ExchangeMove(QueuedProduct):
         self.path = path
         self._engine, rank = engine, engine.transport.rank
         self._whole = self.replays = part is None  # what arrives of a part is in a temporary
+        self.one_stream = engine.transport.one_stream
         same = source.dtype == target.dtype and source.order == target.order
         self._stays = not self._whole and same and source.same_places(target)
         self._part: LocalPart | None = None  # this rank's elements of it

@@ -62,13 +62,21 @@ class Graphs(Protocol):
 
     @property
     def pay(self) -> bool:
-        """Whether replaying one takes less time than queueing the same work again."""
+        """Whether replaying one takes less time than queueing the same work again, also with messages in it."""
 
     def follow_stream(self) -> None:
         """Queue from now on on the array library's current stream. Local."""
 
-    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> RecordedGraph:
-        """Record what ``queue`` queues; with ``allocates`` the graph keeps the arrays that it makes. Local."""
+    def record(
+        self, queue: Callable[[], None], *, allocates: bool = False, apart: bool = False
+    ) -> RecordedGraph:
+        """Record what ``queue`` queues. Local.
+
+        Args:
+            queue: queues work.
+            allocates: the graph keeps the arrays that it makes.
+            apart: messages, on the stream of the rest, are no part of it: they are queued each time.
+        """
 
     def close(self) -> None:
         """Destroy the graphs. Local."""
@@ -88,6 +96,7 @@ class Product:
         holds_memory: it keeps arrays as large as the operands until it is closed.
         replays: from the second run on the same arrays on, a recorded CUDA graph is replayed, where graphs pay.
         registers: a library may register the memory of arrays with a graph, which must not outlive them then.
+        one_stream: messages are queued on the stream of the rest, so that a graph may have pieces between them.
         allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
         first: returns the ``with`` block of the first run, if the ranks agree on that; None after it.
         once: no other run is expected.
@@ -104,6 +113,7 @@ class Product:
     holds_memory: bool = False
     replays: bool = False
     registers: bool = False
+    one_stream: bool = False
     allocates: bool = False
     first: Callable[[], AbstractContextManager[object]] | None = None
     once: bool = False
@@ -205,10 +215,11 @@ class Bound:
         if graphs.capturing:
             return self._queue()
         self.runs += 1
-        if not (replay and product.replays and graphs.pay and self.runs > 1):
+        pays = graphs.pay or product.one_stream
+        if not (replay and product.replays and pays and self.runs > 1):
             return self._queue()
         if self._graph is None or not self._graph.current:
-            self._graph = graphs.record(self._queue, allocates=product.allocates)
+            self._graph = graphs.record(self._queue, allocates=product.allocates, apart=not graphs.pay)
         self._graph.launch()
         return None
 

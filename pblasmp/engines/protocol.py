@@ -87,6 +87,11 @@ class Transport(Protocol):
         """The ranks between which messages are fast: of a node, or GPUs that reach each other's memory."""
         return self.nodes
 
+    @property
+    def one_stream(self) -> bool:
+        """Whether exchanges that nothing overlaps are queued on one stream of a GPU, NCCL's messages among them."""
+        return False
+
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
         """Start messages, which wait for what was computed so far. Ranks match messages in order. Local.
 

@@ -79,6 +79,7 @@ class SlabProduct(QueuedProduct):
         self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place)
         temporary = self._temporary(operands)
         self.replays = finish is None
+        self.one_stream = engine.transport.one_stream and len(self._panels.panels) <= 1
         self._why_no_graph = "" if finish is None else Finish.why_no_graph(operands)
         scratch = 0
         if temporary and self._coords is not None:

@@ -57,6 +57,11 @@ class GpuTransport(Transport):
         """See ``Session.domains``."""
         return self._session.domains
 
+    @property
+    def one_stream(self) -> bool:
+        """Whether no copy engines push: they have a stream of their own."""
+        return self.inbox is None
+
     def message_bytes(self, exchange: Exchange) -> int:
         """Return how many bytes the packed messages of an exchange take, here and at the receivers. Local."""
         return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0

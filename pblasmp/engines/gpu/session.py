@@ -72,14 +72,14 @@ class Session:
     def graphs_pay(self) -> bool:
         """Whether replaying a graph takes less time than queueing the same work again.
 
-        Not between nodes: each time one is replayed, NCCL calls back to the host before it sends, which takes longer
-        than to queue the collective.
+        Not between nodes, if NCCL's work is part of it: each time it is replayed, NCCL calls back to the host before it
+        sends, which takes longer than to queue the collective.
         """
         return len(self.domains) == 1
 
     def recordings(self) -> Recordings:
         """Return a store for the graphs of a product. Local."""
-        return Recordings(self.runtime, pay=self.graphs_pay)
+        return Recordings(self.runtime, self.nccl.calls, pay=self.graphs_pay)
 
     def close_first(self, close: Callable[[], None]) -> None:
         """Have ``close`` called before what was made earlier is closed. Local."""

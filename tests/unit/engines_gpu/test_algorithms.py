@@ -291,6 +291,18 @@ def test_a_repeated_product_between_hosts(comm: Any, path: str) -> None:
             assert found == (1, True, int(algo == "auto")), f"{dtype} {algo}: {found}, {calls} calls"
         here = sys.modules["cupy"].cuda.get_current_stream().ptr
         assert {stream for stream, _ in lib.gpu.did("all_gather")} == {here}, "nothing is computed meanwhile"
+        x, w = (ctx.engine.xp.zeros((32, 32)) for _ in range(2))
+        planned = (pb.matmul, a, b), *((getattr(pb, form), x, w, ctx) for form in PARALLEL)
+        for function, *operands in planned:
+            with pb.plan(function, *operands) as plan:
+                for _ in range(3):
+                    plan()
+                before = len(lib.gpu.events)
+                _, *calls = python_calls(plan)
+                done = [event[0] for event in lib.gpu.events[before:]]
+                assert sum(calls) <= 45, f"{function.__name__}: {calls}"
+                assert done.count("graph launched") == 2, f"{function.__name__}: {done}"
+                assert not {"cuBLAS", "cuBLASLt", "kernel"} & {*done}, f"{function.__name__}: {done}"
 
 
 _MOST_CALLS, _MOST_OF_QUEUES = 130, 115

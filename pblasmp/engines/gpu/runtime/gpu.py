@@ -61,12 +61,10 @@ class Gpu:
     """
 
     def __init__(self, runtime: GpuRuntime, nccl: Nccl) -> None:
-        from nccl.bindings import nccl as nccl_bindings
-
         self.rank, self.size, self.agreement = runtime.rank, runtime.size, runtime.agreement
         self.arena, self.multiprocessors = runtime.arena, runtime.multiprocessors
         self.capability, self.shared_gpus = runtime.capability, runtime.shared_gpus
-        self._cupy, self._nccl = runtime.cupy, nccl_bindings
+        self._cupy, self._nccl = runtime.cupy, nccl.calls
         self._runtime = runtime.cupy.cuda.runtime
         self._comm, self._take_turn = nccl.handle, runtime.take_turn
         self._streams = _NamedStreams(runtime.cupy)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of the work that a product queues, valid as long as the product and the memory that they use."""
+"""CUDA graphs of the work that a product queues, valid as long as the product and the memory that they use.
+
+Between nodes NCCL's calls stay outside: what a product queues is kept as graphs in turn with these.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from ...._core import Core, LaunchState
 from ....errors import ClosedError, StatusError
 from .arena import GraphMemory, current
 from .gpu_runtime import GpuRuntime
+from .nccl import Call, NcclCalls
 
 
 class Recordings:
@@ -23,11 +27,12 @@ class Recordings:
     Args:
         runtime: whose streams are used, and recorded on, and whose arena counts the replacements of memory whose
             addresses graphs hold.
-        pay: replaying one takes less time than queueing the same work again.
+        calls: NCCL's; None if none are queued that graphs must not have.
+        pay: replaying one takes less time than queueing the same work again, also if NCCL's work is part of it.
     """
 
-    def __init__(self, runtime: GpuRuntime, *, pay: bool = True) -> None:
-        self._runtime, self._arena, self.pay = runtime, runtime.arena, pay
+    def __init__(self, runtime: GpuRuntime, calls: NcclCalls | None = None, *, pay: bool = True) -> None:
+        self._runtime, self._arena, self._calls, self.pay = runtime, runtime.arena, calls, pay
         # of ever new sizes most record nothing
         self._recorded: weakref.WeakSet[_Recorded] | None = None
 
@@ -53,12 +58,13 @@ class Recordings:
         """Return the address of CuPy's current stream. Local."""
         return int(self._runtime.cupy.cuda.get_current_stream().ptr)
 
-    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
+    def record(self, queue: Callable[[], None], *, allocates: bool = False, apart: bool = False) -> _Recorded:
         """Record a product that has run once. Local.
 
         Args:
             queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
+            apart: NCCL's calls, which are on the stream that is recorded, stay outside: the graph is in pieces.
         """
         runtime, generation = self._runtime, self._arena.generation
         stream, memory = runtime.recording, None
@@ -71,11 +77,17 @@ class Recordings:
                 memory = self._arena.graph_memory()
                 stack.enter_context(cupy.cuda.using_allocator(memory.malloc))
             taken = runtime.turns.taken
+            pieces = Pieces(stream, runtime.relaxed) if apart else None
+            if pieces is not None:
+                assert self._calls is not None
+                stack.enter_context(self._calls.noted(pieces.cut))
             stream.begin_capture(runtime.relaxed)
             try:
                 queue()
             finally:
                 graph = stream.end_capture()
+            if pieces is not None:
+                graph = pieces.ended(graph)
         runtime.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(self, graph, generation, memory, takes_turn=runtime.turns.taken > taken)
         if self._recorded is None:
@@ -88,6 +100,49 @@ class Recordings:
         """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded or ():
             recorded.drop()
+
+
+class Pieces:
+    """CUDA graphs, and NCCL's calls between them, that are queued in turn. Local.
+
+    Args:
+        stream: that is being recorded.
+        mode: of the capture.
+    """
+
+    def __init__(self, stream: Any, mode: Any) -> None:
+        self._stream, self._mode = stream, mode
+        self._parts: list[Any | list[Call]] = []
+
+    def cut(self, calls: list[Call]) -> None:
+        """End a piece before NCCL's calls, and begin the next one behind them.
+
+        Raises:
+            StatusError: they are on another stream, which has been forked from that of the piece.
+        """
+        at = int(self._stream.ptr)
+        if any(args and args[-1] != at for _, args in calls):
+            raise StatusError("a graph in pieces: NCCL's work is on a stream beside the one that is recorded")
+        self._parts += [self._stream.end_capture(), calls]
+        self._stream.begin_capture(self._mode)
+
+    def ended(self, last: Any) -> Pieces:
+        """Add the last piece; return itself."""
+        self._parts.append(last)
+        del self._stream
+        return self
+
+    def launch(self) -> None:
+        """Queue all of it on CuPy's current stream."""
+        import cupy
+
+        stream = int(cupy.cuda.get_current_stream().ptr)
+        for part in self._parts:
+            if not isinstance(part, list):
+                part.launch()
+                continue
+            for function, args in part:
+                function(*args[:-1], *([stream] if args else []))
 
 
 class _Recorded:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
 
 Array = Any
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of NCCL's and its arguments, the last one the stream if there are any."""
 
 NCCL_TYPES = {
     "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: NCCL moves 8-bit floats but does not add them
@@ -32,6 +34,55 @@ def nccl_version() -> int:
     return int(nccl.get_version())
 
 
+class NcclCalls:
+    """NCCL's functions that queue work, of nccl4py's bindings, or notes of them. Local.
+
+    The bindings take a tenth of the host's time that nccl.core takes.
+
+    Args:
+        bindings: nccl.bindings.nccl.
+    """
+
+    def __init__(self, bindings: Any) -> None:
+        self._bindings = bindings
+        self._note: Callable[[list[Call]], None] | None = None
+        self._group: list[Call] | None = None  # noted, but not ended yet
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._bindings, name)
+
+        def call(*args: Any) -> None:
+            if self._note is None:
+                function(*args)
+            else:
+                self._noted(name, function, args)
+
+        setattr(self, name, call)
+        return call
+
+    def _noted(self, name: str, function: Any, args: tuple[Any, ...]) -> None:
+        assert self._note is not None
+        calls = [(function, args)]
+        if name == "group_start":
+            self._group = calls
+        elif self._group is None:
+            self._note(calls)
+        else:
+            self._group += calls
+            if name == "group_end":
+                calls, self._group = self._group, None
+                self._note(calls)
+
+    @contextmanager
+    def noted(self, note: Callable[[list[Call]], None]) -> Iterator[None]:
+        """Return a block in which nothing is queued, but ``note`` is told of each call, or group of calls. Local."""
+        self._note, self._group = note, None
+        try:
+            yield
+        finally:
+            self._note = self._group = None
+
+
 class Nccl:
     """NCCL's communicators over the ranks of a context, and over some of them. Making one is collective.
 
@@ -41,6 +92,7 @@ class Nccl:
 
     Attributes:
         all: nccl4py's communicator of all ranks.
+        calls: what queues NCCL's work.
         is_own: it was made here, and is aborted if the context breaks.
     """
 
@@ -49,6 +101,7 @@ class Nccl:
         from nccl.bindings import nccl as bindings
 
         self._runtime, self._core, self._bindings = runtime, nccl.core, bindings
+        self.calls = NcclCalls(bindings)
         self.is_own = given is None
         with ExitStack() as self._closing:
             self.all = self._made(given)
@@ -102,8 +155,6 @@ class Nccl:
                 runtime.health.nccls.append(part)
         return part
 
-    # -- by the bindings, which take a tenth of the host's time that nccl.core takes
-
     def meet(self, size: int) -> None:
         """Queue a barrier of the first ``size`` ranks, whose communicator exists. Collective to run."""
         self._all_reduce(self._word, _MAX, self._parts[size])
@@ -121,46 +172,46 @@ class Nccl:
         handle = nccl_handle(among or self.all)
         at, kind = int(array.data.ptr), REDUCED_TYPES[array.dtype.name]
         stream = int(self._runtime.cupy.cuda.get_current_stream().ptr)
-        self._bindings.all_reduce(at, at, array.size, kind, operation, handle, stream)
+        self.calls.all_reduce(at, at, array.size, kind, operation, handle, stream)
 
     def exchange(
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
         """Queue messages as one group: contiguous arrays. Local to queue, collective over the ranks involved to run."""
-        bindings, handle = self._bindings, self.handle
-        bindings.group_start()
+        calls, handle = self.calls, self.handle
+        calls.group_start()
         try:
             for array, rank in sends:
-                bindings.send(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
+                calls.send(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
             for array, rank in receives:
-                bindings.recv(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
+                calls.recv(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
         finally:
-            bindings.group_end()
+            calls.group_end()
 
     def all_gather(self, stream: int, of: Array, to: Array) -> None:
         """Queue gathering each rank's contiguous array, of equal sizes, end to end at all ranks. Collective to run."""
         at, handle = int(to.data.ptr), self.handle
-        self._bindings.all_gather(int(of.data.ptr), at, of.nbytes, _BYTE, handle, stream)
+        self.calls.all_gather(int(of.data.ptr), at, of.nbytes, _BYTE, handle, stream)
 
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
-        bindings, handle = self._bindings, self.handle
-        bindings.group_start()
+        calls, handle = self.calls, self.handle
+        calls.group_start()
         try:
             for array in arrays:
                 at = int(array.data.ptr)
-                bindings.broadcast(at, at, array.nbytes, _BYTE, root, handle, stream)
+                calls.broadcast(at, at, array.nbytes, _BYTE, root, handle, stream)
         finally:
-            bindings.group_end()
+            calls.group_end()
 
     def sum_at(self, stream: int, of: int, to: int, count: int, dtype: str, root: int) -> None:
         """Queue the sum of every rank's ``count`` elements at ``of``, to ``to`` of one rank. Collective to run."""
         words = 2 * count if dtype.startswith("complex") else count
-        self._bindings.reduce(of, to, words, NCCL_TYPES[dtype], NCCL_SUM, root, self.handle, stream)
+        self.calls.reduce(of, to, words, NCCL_TYPES[dtype], NCCL_SUM, root, self.handle, stream)
 
     def send_to_all(self, stream: int, of: int, to: int, nbytes: int, root: int) -> None:
         """Queue sending what one rank has at ``of`` to ``to`` of all ranks, also its own. Collective to run."""
-        self._bindings.broadcast(of, to, nbytes, _BYTE, root, self.handle, stream)
+        self.calls.broadcast(of, to, nbytes, _BYTE, root, self.handle, stream)
 
     def close(self) -> None:
         """Destroy the communicators that were made here, last made first. Collective."""

@@ -325,20 +325,27 @@ class NcclProduct(CopyProduct):
 
     NCCL registers with a graph the memory that it works on. That of the user's arrays may be gone when a graph is
     replayed at their addresses: small arrays are copied from or to the engine's memory, so that repeated calls are
-    replayed. Of large ones the host's time counts less than the copy, and what comes once is not replayed.
+    replayed. Of large ones the host's time counts less than the copy, and what comes once is not replayed. Between
+    nodes graphs have no work of NCCL's.
     """
 
     name = "nccl"
     needs_windows = False
 
     def _reach(self, nbytes: int) -> None:
-        """Let NCCL work on a user's array of so many bytes if that is large, or if graphs do not pay. Local."""
-        self.registers = nbytes > STAGED or not self._session.graphs_pay
+        """Let NCCL work on a user's array of so many bytes unless that is small, and a graph has its work. Local."""
+        pays = self._session.graphs_pay
+        self.staged, self.registers = pays and nbytes <= STAGED, pays and nbytes > STAGED
+
+    @property
+    def one_stream(self) -> bool:  # type: ignore[override]
+        """Whether graphs have pieces between NCCL's calls, which are on their stream."""
+        return not self._session.graphs_pay
 
     @property
     def in_place(self) -> bool:
         """Whether NCCL works on the user's arrays in this run."""
-        return self.registers or self.once
+        return self.once or not self.staged
 
     def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
         """Queue NCCL's AllGather of so many entries of each rank, or its Broadcasts if the sizes differ."""

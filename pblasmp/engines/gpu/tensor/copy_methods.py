@@ -42,7 +42,7 @@ class NcclGather(NcclProduct):
         gathered = Memory(p.dtype, [(sum(p.tokens), inputs)])
         self.own["shard"] = shard = Memory(p.dtype, [(p.tokens[self.rank], inputs)])
         self._reach((gathered if p.return_gathered else shard).nbytes)
-        if not (p.return_gathered and self.registers):
+        if self.staged or not p.return_gathered:
             self.own["gathered"] = gathered
 
     def _multiply(self, operands: Views) -> None:
