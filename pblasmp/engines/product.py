@@ -75,7 +75,8 @@ class Graphs(Protocol):
         Args:
             queue: queues work.
             allocates: the graph keeps the arrays that it makes.
-            apart: messages, on the stream of the rest, are no part of it: they are queued each time.
+            apart: messages, on the stream of the rest, are no part of it: they are queued each time. All that is before
+                the last of them is queued at once, too, and the next launch queues the rest.
         """
 
     def close(self) -> None:

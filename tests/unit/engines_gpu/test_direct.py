@@ -142,13 +142,27 @@ def placed(
 @pytest.mark.parametrize(
     "routine", [name for name, family in FAMILIES.items() if family in gpu_direct._COMPUTERS]
 )
-@pytest.mark.parametrize(("size", "hosts"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
-def test_any_layout(monkeypatch, routine, size, hosts):
+@pytest.mark.parametrize(
+    ("size", "hosts", "least"),
+    [
+        (1, False, 0),
+        (2, False, 0),
+        (4, False, 0),
+        (2, True, 1 << 20),
+        (4, True, 1 << 20),
+        (2, True, 1),
+        (4, True, 1),
+    ],
+)
+def test_any_layout(monkeypatch, routine, size, hosts, least):
     """Each routine on sub-matrices anywhere: each call twice, so that it is bound and found again.
 
-    Between hosts by messages.
+    Between hosts by messages, or gathered if that many bytes of each rank are needed by all.
     """
-    done = 0
+    done, gathers = 0, list[int]()
+    monkeypatch.setattr(builder, "GATHERED", least)
+    gather = Gpu.gather
+    monkeypatch.setattr(Gpu, "gather", lambda gpu, *args: (gathers.append(args[-1]), gather(gpu, *args)))
     monkeypatch.setattr(fakepeers, "ROOM", 1 << (17 if hosts else 16))
     seeds, name = draws(6, long=14), "b" if routine in ("trsm", "trmm") else "c"
     for seed in range(seeds):
@@ -180,28 +194,37 @@ def test_any_layout(monkeypatch, routine, size, hosts):
         got = ranks.whole(helds, layout)
         assert np.allclose(got, want, rtol=1e-9, atol=1e-9, equal_nan=True), f"{seed}: {how}"
     assert done >= (seeds - 4 if size == 1 else 2)
+    assert bool(gathers) <= (least == 1)
+    if routine == "matmul" and size == 2:
+        assert bool(gathers) is (least == 1)
 
 
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("grid", "hosts"), [((1, 1), False), ((1, 2), False), ((2, 2), False), ((2, 1), True)]
+    ("grid", "hosts"),
+    [((1, 1), False), ((1, 2), False), ((2, 2), False), ((2, 1), "by messages"), ((1, 4), "gathered")],
 )
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_products_of_16_bits(grid, hosts, dtype, order):
+def test_products_of_16_bits(monkeypatch, grid, hosts, dtype, order):
     """In any of the four forms; other routines are not direct."""
-    rng, ranks, kind = np.random.default_rng(8), Ranks(grid[0] * grid[1], hosts=hosts), DTYPES[dtype]
+    monkeypatch.setattr(builder, "GATHERED", 1 if hosts == "gathered" else 1 << 20)
+    gathers, gather = list[int](), Gpu.gather
+    monkeypatch.setattr(Gpu, "gather", lambda gpu, *args: (gathers.append(args[-1]), gather(gpu, *args)))
+    rng, ranks, kind = np.random.default_rng(8), Ranks(grid[0] * grid[1], hosts=bool(hosts)), DTYPES[dtype]
     d = pb.MatrixDescriptor((14, 14), 3, pb.Grid(*grid), dtype=kind, order=order)
     values = [rng.integers(-2, 3, d.shape).astype(float) for _ in range(3)]
     a, b, c = (ranks.matrix(each, d) for each in values)
-    parts = {"a": (a, 1, 2, 9, 9, False), "b": (b, 3, 0, 9, 9, False), "c": (c, 0, 4, 9, 9, False)}
+    at = 4 if hosts == "gathered" else 0  # B's columns are where D's are: only A is moved
+    parts = {"a": (a, 1, 2, 9, 9, False), "b": (b, 3, at, 9, 9, False), "c": (c, 0, 4, 9, 9, False)}
     parts["d"], want = parts["c"], values[2].copy()
     for op_a, op_b in itertools.product("NT", repeat=2):
-        x, y = values[0][1:10, 2:11], values[1][3:12, :9]
+        x, y = values[0][1:10, 2:11], values[1][3:12, at : at + 9]
         added = 2 * ((x if op_a == "N" else x.T) @ (y if op_b == "N" else y.T))
         want[:9, 4:13] = (added - want[:9, 4:13]).astype(kind)
         assert ranks.run(parts, routine="matmul", alpha=2.0, beta=-1.0, op_a=op_a, op_b=op_b)
     ranks.finish(1)
+    assert bool(gathers) is (hosts == "gathered")
     assert np.array_equal(ranks.whole(c, d).astype(float), want)
     assert ranks.run({"a": parts["a"], "c": parts["c"], "d": parts["d"]}, routine="geadd", beta=1.0) is None
 
@@ -398,10 +421,12 @@ def test_calls_that_are_not_direct(monkeypatch):
         for each in ranks.direct:
             each._current = lambda current=current: current
         assert ranks.run(given, routine="matmul") is None
-    far = Ranks(2, hosts=True)
-    monkeypatch.setattr(builder, "MOST_SENT", 200)  # bytes: less than A takes
-    assert far.run(one_product(far), routine="matmul") is None
-    assert not any(control.numbers for control in far.controls)
+    for name, least in (("MOST_SENT", 1 << 20), ("MOST_GATHERED", 1)):
+        monkeypatch.setattr(builder, "GATHERED", least)
+        far = Ranks(2, hosts=True)
+        monkeypatch.setattr(builder, name, 200)  # bytes: less than A takes
+        assert far.run(one_product(far), routine="matmul") is None, name
+        assert not any(control.numbers for control in far.controls)
     assert not any(control.numbers for control in ranks.controls)
 
 

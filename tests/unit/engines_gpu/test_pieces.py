@@ -55,7 +55,7 @@ def recordings(gpu: Gpu) -> Any:
     arena = SimpleNamespace(generation=0, noting=lambda: nullcontext(set()), keep_for=lambda *_: None)
     runtime: Any = SimpleNamespace(
         arena=arena, recording=gpu.recording, relaxed="relaxed", turns=SimpleNamespace(taken=0),
-        follow_stream=lambda: None,
+        follow_stream=lambda: None, stream=gpu.user,
     )  # fmt: skip
     calls = NcclCalls(gpu)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,10 +80,13 @@ def test_a_graph_in_pieces_queues_what_was_queued_in_the_same_order():
             calls.all_gather("sums", at)
             gpu.kernel("add")
 
-        graph = store.record(queue, apart=True)
-        assert gpu.queued == []
         queue()
         once, gpu.queued = gpu.queued, []
+        graph = store.record(queue, apart=True)
+        assert gpu.queued == once[:-1]  # the next run has begun
+        graph.replay()
+        assert gpu.queued == once
+        gpu.queued = []
         assert [what[0] for what in once] == [
             *("pack", "group_start", "broadcast", "broadcast", "group_end", "multiply", "all_gather", "add")
         ]

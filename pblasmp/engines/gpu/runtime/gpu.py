@@ -347,6 +347,10 @@ class Gpu:
         finally:
             nccl.group_end()
 
+    def gather(self, stream: int, of: int, to: int, nbytes: int) -> None:
+        """Queue NCCL's AllGather of as many bytes of each rank, by addresses. Local to queue, collective to run."""
+        self._nccl.all_gather(of, to, nbytes, 1, self._comm, stream)
+
     def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
         """Return kernels that add matrices; see ``Kernels.sum``. Local."""
         return self.kernels.sum(*args, **how)

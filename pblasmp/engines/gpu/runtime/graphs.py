@@ -64,10 +64,11 @@ class Recordings:
         Args:
             queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
-            apart: NCCL's calls, which are on the stream that is recorded, stay outside: the graph is in pieces.
+            apart: NCCL's calls, which are on the stream that is recorded, stay outside: the graph is in pieces, and all
+                but the last one are queued meanwhile.
         """
         runtime, generation = self._runtime, self._arena.generation
-        stream, memory = runtime.recording, None
+        stream, memory, caller = runtime.recording, None, runtime.stream
         with ExitStack() as stack:
             stack.enter_context(current(stream))
             used = stack.enter_context(self._arena.noting())
@@ -77,7 +78,7 @@ class Recordings:
                 memory = self._arena.graph_memory()
                 stack.enter_context(cupy.cuda.using_allocator(memory.malloc))
             taken = runtime.turns.taken
-            pieces = Pieces(stream, runtime.relaxed) if apart else None
+            pieces = Pieces(stream, runtime.relaxed, caller) if apart else None
             if pieces is not None:
                 assert self._calls is not None
                 stack.enter_context(self._calls.noted(pieces.cut))
@@ -105,17 +106,21 @@ class Recordings:
 class Pieces:
     """CUDA graphs, and NCCL's calls between them, that are queued in turn. Local.
 
+    Recording is the first run, but for the last piece: what is behind a call of NCCL's follows from what that brings.
+
     Args:
         stream: that is being recorded.
         mode: of the capture.
+        caller: CuPy's stream on which the work is queued.
     """
 
-    def __init__(self, stream: Any, mode: Any) -> None:
-        self._stream, self._mode = stream, mode
+    def __init__(self, stream: Any, mode: Any, caller: Any) -> None:
+        self._stream, self._mode, self._caller = stream, mode, caller
         self._parts: list[Any | list[Call]] = []
+        self._done = 0  # parts that have been queued in this run
 
     def cut(self, calls: list[Call]) -> None:
-        """End a piece before NCCL's calls, and begin the next one behind them.
+        """End a piece before NCCL's calls, queue both, and begin the next piece.
 
         Raises:
             StatusError: they are on another stream, which has been forked from that of the piece.
@@ -124,25 +129,29 @@ class Pieces:
         if any(args and args[-1] != at for _, args in calls):
             raise StatusError("a graph in pieces: NCCL's work is on a stream beside the one that is recorded")
         self._parts += [self._stream.end_capture(), calls]
+        with current(self._caller):
+            self.launch()
+        self._done = len(self._parts)
         self._stream.begin_capture(self._mode)
 
     def ended(self, last: Any) -> Pieces:
-        """Add the last piece; return itself."""
+        """Add the last piece, which the next launch queues alone; return itself."""
         self._parts.append(last)
-        del self._stream
+        del self._stream, self._caller
         return self
 
     def launch(self) -> None:
-        """Queue all of it on CuPy's current stream."""
+        """Queue what has not been queued in this run on CuPy's current stream."""
         import cupy
 
         stream = int(cupy.cuda.get_current_stream().ptr)
-        for part in self._parts:
+        for part in self._parts[self._done :]:
             if not isinstance(part, list):
                 part.launch()
                 continue
             for function, args in part:
                 function(*args[:-1], *([stream] if args else []))
+        self._done = 0
 
 
 class _Recorded:
