@@ -7,7 +7,8 @@ that writes the tiles on its diagonal. There are two sets of slabs. A rank that 
 the barrier of the call before, which its peers reached after they had read this set for the last time.
 
 Between hosts the first kernel packs what others need, NCCL sends or gathers it, and a second kernel puts what has come
-into the slabs: one set is enough, since a stream has one call after the other. That is for small calls, which no graph records.
+into the slabs: one set is enough, since a stream has one call after the other. That is for small calls, which no graph
+records.
 
 What a call queues depends on how its operands are dealt out, and on addresses. The former is the same for many calls of
 a program that walks over a matrix: these have one template, whose addresses are stand-ins. A new call queues what its
