@@ -103,3 +103,17 @@ def test_messages_beside_the_recorded_stream_cannot_be_cut_out():
             store.record(lambda: calls.all_gather("sums", gpu.user.ptr), apart=True)
         calls.all_gather("sums", gpu.user.ptr)
         assert gpu.queued == [("all_gather", "sums", gpu.user.ptr)]  # nothing is noted any more
+
+
+def test_an_error_of_nccl_while_a_graph_is_recorded_is_raised():
+    gpu = Gpu()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no route")
+
+    gpu.all_reduce = fails  # type: ignore[attr-defined]
+    with recordings(gpu) as (calls, store):
+        with pytest.raises(RuntimeError, match="no route"):
+            store.record(lambda: calls.all_reduce("sums", gpu.current.ptr), apart=True)
+        assert gpu.captured is None
+        assert gpu.current is gpu.user

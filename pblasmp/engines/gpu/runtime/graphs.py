@@ -68,7 +68,7 @@ class Recordings:
                 but the last one are queued meanwhile.
         """
         runtime, generation = self._runtime, self._arena.generation
-        stream, memory, caller = runtime.recording, None, runtime.stream
+        stream, memory = runtime.recording, None
         with ExitStack() as stack:
             stack.enter_context(current(stream))
             used = stack.enter_context(self._arena.noting())
@@ -78,7 +78,7 @@ class Recordings:
                 memory = self._arena.graph_memory()
                 stack.enter_context(cupy.cuda.using_allocator(memory.malloc))
             taken = runtime.turns.taken
-            pieces = Pieces(stream, runtime.relaxed, caller) if apart else None
+            pieces = Pieces(stream, runtime.relaxed, runtime.stream) if apart else None
             if pieces is not None:
                 assert self._calls is not None
                 stack.enter_context(self._calls.noted(pieces.cut))
@@ -129,10 +129,12 @@ class Pieces:
         if any(args and args[-1] != at for _, args in calls):
             raise StatusError("a graph in pieces: NCCL's work is on a stream beside the one that is recorded")
         self._parts += [self._stream.end_capture(), calls]
-        with current(self._caller):
-            self.launch()
-        self._done = len(self._parts)
-        self._stream.begin_capture(self._mode)
+        try:
+            with current(self._caller):
+                self.launch()
+            self._done = len(self._parts)
+        finally:  # who records ends it, also after an error
+            self._stream.begin_capture(self._mode)
 
     def ended(self, last: Any) -> Pieces:
         """Add the last piece, which the next launch queues alone; return itself."""
