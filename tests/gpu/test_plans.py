@@ -53,6 +53,18 @@ def test_a_plan_sees_new_data_and_other_matrices(ctx):
         assert "Using" in report, report
 
 
+@pytest.mark.parametrize("algo", ["gathered", "auto"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_run_of_a_plan_sees_new_data(ctx, algo, dtype):
+    """Also those that replay graphs, between hosts in pieces: what NCCL has brought is what the others have now."""
+    d = square(ctx, dtype=dtype)
+    a, b = (place(ctx, integers(d.shape, d.dtype, seed), d) for seed in (1, 2))
+    with pb.plan(pb.matmul, a, b, algo=algo) as plan:
+        for seed in range(3, 8):
+            expected = refill(ctx, a, seed) @ refill(ctx, b, seed + 10)
+            assert everywhere(ctx, wrong(ctx, plan(), expected)) == "", f"run {seed - 2}"
+
+
 def test_a_graph_sees_new_data_in_the_same_buffers(ctx):
     p = pb.MatmulProblem.allgather_matmul(512, 512, 512, ctx.size, dtype="float32", order="F")
     general = square(ctx)
