@@ -67,12 +67,12 @@ def pieces(rows: int, cols: int, multiprocessors: int, weights: Weights = SMALL_
     last ones may be smaller, since nothing hides their transfer. All but the last are multiples of a tile's rows.
     """
     tile_rows, _ = _TILE
-    high = -(-rows // tile_rows)
-    split = next(split for least, split in weights if waves(rows, cols, multiprocessors) >= least)
-    ends = [min(rows, round(high * end / sum(split)) * tile_rows) for end in accumulate(split)]
+    high, count = -(-rows // tile_rows), waves(rows, cols, multiprocessors)
+    split = next(split for least, split in weights if count >= least)
+    total = sum(split)
+    ends = [min(rows, round(high * end / total) * tile_rows) for end in accumulate(split)]
     ends[-1] = rows
-    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return tuple(size for size in sizes if size > 0)
+    return tuple([end - start for start, end in zip([0, *ends], ends, strict=False) if end > start])
 
 
 Array = Any

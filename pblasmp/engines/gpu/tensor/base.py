@@ -89,6 +89,7 @@ class CopyProduct(TensorProduct[Views]):
     """The number of ranks that it is for; None: any."""
     has_tables = False
     operand_at = View.at
+    queues = True
     streams: tuple[str, ...] = ()
     """The streams that it forks from the main one."""
     lanes: ClassVar[int] = 1
@@ -99,7 +100,7 @@ class CopyProduct(TensorProduct[Views]):
         why = self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")
-        self.gpu, self._session = gpu, session
+        self.gpu, self._session, self._alone = gpu, session, gpu.alone
         self._begin(p, options, gpu.rank, gpu.size)
         self.travels = carried(p.out_dtype, options.comm_dtype)
         self.op_w: Op = "T" if p.outputs_first else "N"
@@ -109,7 +110,7 @@ class CopyProduct(TensorProduct[Views]):
         self.first = partial(session.runtime.queueing, f"{p.form}: the first run")
         with gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._size()
-        for name, nbytes in self._sizes.items() if not gpu.alone else ():
+        for name, nbytes in self._sizes.items() if not self._alone else ():
             gpu.reserve(name, nbytes)
 
     def _size(self) -> None:
@@ -120,7 +121,7 @@ class CopyProduct(TensorProduct[Views]):
         if is_float8(self.p.out_dtype):
             self._reserve("amax", _AMAX.itemsize)
         self._sizes = buffers = self.buffers()
-        for name, nbytes in buffers.items() if self.gpu.alone else ():
+        for name, nbytes in buffers.items() if self._alone else ():
             self.gpu.scratch(name, nbytes)
 
     @classmethod
@@ -149,15 +150,10 @@ class CopyProduct(TensorProduct[Views]):
     @property
     def covered(self) -> bool:
         """Whether all symmetric memory that it needs is there, on every rank then."""
-        if self.gpu.alone:
+        if self._alone:
             return True
         bytes_of = self.gpu.symmetric_bytes
         return not [name for name, nbytes in self._sizes.items() if bytes_of(name) < nbytes]
-
-    @property
-    def queues(self) -> bool:
-        """Whether a run only queues work: always."""
-        return True
 
     def run(self, operands: Operands) -> Any:
         """Queue it once, without what would run it on these arrays again. Collective over the context."""
