@@ -3,6 +3,7 @@
 #include "call.h"
 
 static const int64_t LARGER = 2; /* see stationary.py: when it is better to move results than operands */
+static const int64_t NARROW = 64; /* rows or columns, up to which a result is computed in pieces */
 
 /* -- the BLAS, which sees every matrix in Fortran order: one in C order is the transpose */
 
@@ -25,6 +26,8 @@ static void gemv(const call *c, int64_t m, int64_t k, const scalar *alpha, opera
 static int64_t piece_of(const limits *l, int64_t m, int64_t n, int64_t k, operand x, operand y)
 {
     int64_t longer = m >= n ? m : n, narrow = m >= n ? n : m;
+    if (narrow > NARROW)
+        return longer;
     int64_t step = l->uncopied / (narrow * k), most = l->transposed / narrow;
     step = (!x.by_columns && !y.by_columns && most < step ? most : step) / l->rows * l->rows;
     return step < (m >= n && x.by_columns ? l->strip : (narrow + 1) / 2) ? longer : step;
