@@ -175,11 +175,13 @@ def test_names(comm):
             size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not requested on rank 0"]
             refuses(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
         assert pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0, "nothing: INFO"
-        for trans, m, n in (("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)):
-            b[:, :], zeros = 7, np.zeros_like(a)
-            info = pblas.pdgels(trans, m, n, 8, zeros, 1, 1, desc, *rhs)
-            assert info == 0, f"least squares with {m} x {n} zeros"
-            assert not b.any(), f"least squares with {m} x {n} zeros"
+        zeros = ("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)
+        for (trans, m, n), in_panels in itertools.product(zeros, (False, True)):
+            b[:, :], given = 7, np.zeros_like(a)
+            with panels_of(ctx, 3) if in_panels else contextlib.nullcontext():
+                info = pblas.pdgels(trans, m, n, 8, given, 1, 1, desc, *rhs)
+            assert info == 0, f"least squares with {m} x {n} zeros, in panels: {in_panels}"
+            assert not b.any(), f"least squares with {m} x {n} zeros, in panels: {in_panels}"
         twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
         assert pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0, "returned: INFO"
         assert not unlike(np.unique(twice), np.sqrt([0.0, 2.0])), "in place"
