@@ -155,14 +155,16 @@ def test_gpus_without_wgmma_take_one_kernel_for_small_products(form, capability)
         assert min(costs, key=costs.__getitem__) == (best or taken(form, 2, (order,) * 3))
 
 
-def test_between_nodes_nccl_is_taken():
-    whole = (8192,) * 4
+@pytest.mark.parametrize(("tokens", "nodes", "best"), [(8192, 4, "nccl"), (8192, 2, "push"), (64, 2, "nccl")])
+def test_between_nodes_nccl_is_taken_but_for_large_products_of_several_gpus_each(tokens, nodes, best):
+    rows, outputs = (tokens,) * 4, (8192,) * 4
     p = ParallelProblem(
-        "matmul_allreduce", tokens=whole, inputs=(2048,) * 4, outputs=whole, rows=whole,
+        "matmul_allreduce", tokens=rows, inputs=(2048,) * 4, outputs=outputs, rows=rows,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    costs = {name: copy_methods.cost_by_rule(name, p, H200, domains=2) for name in ("nccl", "push")}
-    assert costs["nccl"] < costs["push"] < 1
+    costs = {name: copy_methods.cost_by_rule(name, p, H200, domains=nodes) for name in ("nccl", "push")}
+    assert min(costs, key=lambda name: costs[name]) == best
+    assert max(costs.values()) < 1
 
 
 def test_other_numbers_of_tokens_take_what_the_next_multiple_of_128_takes(monkeypatch):

@@ -385,9 +385,14 @@ def cost_by_rule(
         return _FASTEST if p.flops < (_BY_MMA if by_mma(capability) else most) else 0.8
     if name == "ring":
         return _RING if waves(p.tokens[0], p.outputs[0], multiprocessors) >= _RING_WAVES else 0.7
-    if name == ("nccl" if domains > 1 else _best(p, multiprocessors)):
+    if name == (_best_between(p, domains) if domains > 1 else _best(p, multiprocessors)):
         return _BEST
     return 0.6 if name == "nccl" else 0.7
+
+
+def _best_between(p: ParallelProblem, domains: int) -> str:
+    """Return the best one between nodes: with several GPUs in each, NCCL's collectives send more from node to node."""
+    return "push" if p.size > domains and p.flops >= _HIDES_COPIES else "nccl"
 
 
 def _best(p: ParallelProblem, multiprocessors: int) -> str:
