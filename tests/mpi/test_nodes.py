@@ -333,13 +333,15 @@ def test_contexts_give_their_memory_back(comm):
         gc.collect()
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
-    for opened in range(41):
+    held = []
+    for opened in range(61):
         with pb.Context(comm, engine="host") as ctx:
             assert ctx.ones((8, 8)).norm() == 8
-        if opened == 5:
-            before = resident()
-    grown = sum(comm.allgather(resident() - before))
-    assert grown < 12 << 20
+        if opened in (20, 40, 60):
+            held.append(sum(comm.allgather(resident())))
+    # what other tests of this process have left may move once, but contexts would add to it each time
+    grown = min(later - before for before, later in itertools.pairwise(held))
+    assert grown < 6 << 20
 
 
 def sat(comm):
