@@ -99,7 +99,7 @@ def test_a_graph_in_pieces_queues_what_was_queued_in_the_same_order():
 def test_messages_beside_the_recorded_stream_cannot_be_cut_out():
     gpu = Gpu()
     with recordings(gpu) as (calls, store):
-        with pytest.raises(StatusError, match="beside the one that is recorded"):
+        with pytest.raises(StatusError, match="other than the one being recorded"):
             store.record(lambda: calls.all_gather("sums", gpu.user.ptr), apart=True)
         calls.all_gather("sums", gpu.user.ptr)
         assert gpu.queued == [("all_gather", "sums", gpu.user.ptr)]  # nothing is noted any more

@@ -127,7 +127,9 @@ class Pieces:
         """
         at = int(self._stream.ptr)
         if any(args and args[-1] != at for _, args in calls):
-            raise StatusError("a graph in pieces: NCCL's work is on a stream beside the one that is recorded")
+            raise StatusError(
+                "a graph in pieces: NCCL's work is on a stream other than the one being recorded"
+            )
         self._parts += [self._stream.end_capture(), calls]
         try:
             with current(self._caller):
