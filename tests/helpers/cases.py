@@ -98,42 +98,43 @@ def part(whole, descriptor, rank):
     return whole[rows[:, None], cols]
 
 
-def unlike(found, expected):
-    """What is wrong with ``found``, or None: type, shape and every value must be as expected."""
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return f"{found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
-    if not np.array_equal(found, expected):
-        where = np.argwhere(~(np.asarray(found == expected)))
-        first = tuple(where[0])
-        return f"{len(where)} values differ, first at {first}: {found[first]}, expected {expected[first]}"
-    return None
+def check_array(found, expected, case=""):
+    """Fail unless type, shape and every value are as expected. Local."""
+    kinds = (found.dtype, found.shape), (expected.dtype, expected.shape)
+    assert kinds[0] == kinds[1], f"{case}: type and shape {kinds[0]}, expected {kinds[1]}"
+    where = np.argwhere(~np.asarray(found == expected))
+    at = tuple(where[0]) if len(where) else ()
+    assert not len(where), (
+        f"{case}: {len(where)} values differ, first at {at}: {found[at]}, expected {expected[at]}"
+    )
 
 
-def misplaced(matrix, whole):
-    """What is wrong with this rank's part of ``matrix``, which should be ``whole``; None if nothing is."""
-    d, rank = matrix.descriptor, matrix.context.rank
-    wrong = unlike(matrix.local, part(whole, d, rank))
-    if wrong is None and rank < d.grid.size and matrix.local.size and d.ld is not None:
-        away = matrix.local.strides[0 if d.order == "C" else 1] // matrix.local.itemsize
-        if min(matrix.local.shape) > 1 and away != d.ld:
-            wrong = f"leading dimension {away}, expected {d.ld}"
-    return wrong and f"{d}: {wrong}"
-
-
-def misplaced_view(view, expected):
-    """A view of padded memory keeps its leading dimension: compare values alone."""
-    if view.shape != expected.shape:
-        return f"shape {view.shape}, expected {expected.shape}"
+def check_view(view, whole, case=""):
+    """Fail unless this rank's part of a matrix is that of ``whole``. Local."""
     d = view.descriptor
+    assert view.shape == whole.shape, f"{case}: shape {view.shape}, expected {whole.shape}"
     if view.context.rank >= d.grid.size:
-        return None if view.local.size == 0 else "a rank outside the grid holds something"
-    rows, cols = d.global_indices(view.context.rank)
-    return unlike(view.local, expected[rows[:, None], cols])
+        assert not view.local.size, f"{case}: a rank outside the grid holds {view.local}"
+        return
+    check_array(view.local, part(whole, d, view.context.rank), f"{case}: {d}")
 
 
-def first(*wrongs):
-    """The first that is wrong, or None."""
-    return next((wrong for wrong in wrongs if wrong), None)
+def check_matrix(matrix, whole, case=""):
+    """Fail unless this rank's part is that of ``whole``, with the leading dimension of the descriptor. Local."""
+    d, local = matrix.descriptor, matrix.local
+    check_view(matrix, whole, case)
+    if min(local.shape) > 1 and d.ld is not None:
+        away = local.strides[0 if d.order == "C" else 1] // local.itemsize
+        assert away == d.ld, f"{case}: {d}: leading dimension {away}, expected {d.ld}"
+
+
+def check_near(found, expected, case="", *, rtol=0.0, atol=0.0):
+    """Fail unless a number, or every value of an array, is near to the expected one; NaN is NaN. Local."""
+    assert np.shape(found) == np.shape(expected), f"{case}: {found}, expected {expected}"
+    near = np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    at = tuple(np.argwhere(~near)[0]) if not near.all() else ()
+    got, wanted = np.asarray(found)[at], np.asarray(expected)[at]
+    assert near.all(), f"{case}: {(~near).sum()} values differ, first at {at}: {got}, expected {wanted}"
 
 
 @contextlib.contextmanager
@@ -149,8 +150,9 @@ def short_messages(limit):
         exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = saved
 
 
-def agreed_error(ctx, kind, words, call, *args, **kwargs):
-    """What is wrong unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
+def refuses(ctx, kind, words, call, *args, **kwargs):
+    """Fail unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
+    name = getattr(call, "__name__", call)
     try:
         call(*args, **kwargs)
     except kind as error:
@@ -160,13 +162,6 @@ def agreed_error(ctx, kind, words, call, *args, **kwargs):
     else:
         text = f"no {kind.__name__}"
     texts = set(ctx.comm.allgather(text))
-    if len(texts) > 1:
-        return f"the ranks differ: {texts}"
-    missing = [word for word in words if word not in text]
-    return f"{text!r} lacks {missing}" if missing else None
-
-
-def refuses(ctx, kind, words, call, *args, **kwargs):
-    """Fail unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
-    wrong = agreed_error(ctx, kind, words, call, *args, **kwargs)
-    assert not wrong, f"{getattr(call, '__name__', call)}: {wrong}"
+    assert len(texts) == 1, f"{name}: the ranks differ: {texts}"
+    for word in words:
+        assert word in text, name

@@ -120,14 +120,3 @@ def options(routine, rng, dtype):
     if "alpha" in routine.names:
         out["alpha"] = pick(rng, SCALARS["f" if "alpha" in routine.real.split() else dtype.kind])
     return out
-
-
-def differing(found, expected, bound):
-    """What is wrong with ``found``, or None."""
-    same = np.abs(found - expected) <= bound
-    if same.all():
-        return None
-    where = tuple(np.argwhere(~same)[0])
-    return (
-        f"{(~same).sum()} of {found.size} differ, first {where}: {found[where]}, expected {expected[where]}"
-    )

@@ -17,7 +17,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import _core, pblas
-from tests.helpers.cases import misplaced, refuses, scattered
+from tests.helpers.cases import check_matrix, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
 
@@ -47,7 +47,8 @@ def votes(comm):
                 stack.enter_context(mock.patch.object(ctx.control, "imax", None))
             if in_memory[0]:
                 stack.enter_context(mock.patch.object(ctx.comm, "barrier", None))
-            return in_memory, misplaced(pb.matmul(a, a), np.eye(6))
+            check_matrix(pb.matmul(a, a), np.eye(6))
+            return in_memory
 
 
 class BrokenError(Exception):
@@ -156,7 +157,7 @@ def test_bad_input_on_one_rank(comm, directory):
             [f"on rank {last}", "(on rank 0)", "on rank 1"] if comm.size > 2 else ["(on rank 0)"],
             ctx.load, f"{directory}/none{comm.rank}.npy")  # fmt: skip
         error(pb.ArgumentError, [on], a.save, f"{directory}/x.npy", order=wrong("X", "C"))
-        assert not misplaced(a, values), "and after all that"
+        check_matrix(a, values, "and after all that")
 
 
 @on_ranks(*only_long(2), 4)
@@ -231,8 +232,8 @@ def test_bad_operand_on_one_rank(comm):
         ):
             error(MemoryError, ["no room " + on], call)
         ctx.engine.empty = empty
-        assert not misplaced(plan(), values @ values.T), "and after all that"
-        assert not misplaced(moved(), values @ values.T), "and of another C"
+        check_matrix(plan(), values @ values.T, "and after all that")
+        check_matrix(moved(), values @ values.T, "and of another C")
 
 
 class _Hashless(float):
@@ -341,7 +342,7 @@ def test_bad_operand_beside_other_contexts(comm):
         ):  # fmt: skip
             everywhere = case.endswith("anywhere")
             error(kind, [words, *([] if everywhere else [on])], call, *args)
-        assert not misplaced(a @ b, np.eye(6)), f"right, context {which}"
+        check_matrix(a @ b, np.eye(6), f"right, context {which}")
     grids = [pblas.gridinit(ctx, "Row", 1, ctx.size) for ctx in contexts if ctx.size > 1]
     for mine, other in (grids, grids[::-1]):
         desc, elsewhere = (pblas.descinit(6, 6, 6, 6, 0, 0, each, 6) for each in (mine, other))
@@ -374,16 +375,16 @@ def test_ranks_that_are_ahead_in_another_context(comm):
                 time.sleep(0.2)
             call = functools.partial(pb.linalg.cholesky, None if comm.rank == 0 else a)
             refuses(inner, pb.ArgumentError, words, call)
-            assert not misplaced(a @ a, np.eye(4))
-        assert not misplaced(outer.eye((3, 3), block=1), np.eye(3))
+            check_matrix(a @ a, np.eye(4))
+        check_matrix(outer.eye((3, 3), block=1), np.eye(3))
         with pb.Context(alone, engine="host") as own:
             if comm.rank == 0:  # nobody else calls
                 with pytest.raises(pb.ArgumentError, match="got NoneType") as error:
                     pb.linalg.cholesky(None)
                 assert "rank" not in str(error.value)
             comm.barrier()
-            assert not misplaced(own.eye((3, 3), block=1), np.eye(3))
-        assert not misplaced(outer.eye((3, 3), block=1), np.eye(3))
+            check_matrix(own.eye((3, 3), block=1), np.eye(3))
+        check_matrix(outer.eye((3, 3), block=1), np.eye(3))
     outer.close()
     for each in (alone, part):
         each.Free()
@@ -455,7 +456,7 @@ def a_matrix_of_another_context(comm):
         assert not found, f"one of another context, {ctx is mine}"
         comm.Barrier()  # else the first to be told is in the other context before that one has ended
     with pb.Context(comm, engine="host") as again:
-        assert not misplaced(again.full((2, 2), 1.0, block=1), np.ones((2, 2))), "another context"
+        check_matrix(again.full((2, 2), 1.0, block=1), np.ones((2, 2)), "another context")
     for ctx in (mine, other):
         ctx.close()
 
@@ -521,7 +522,7 @@ def test_other_arguments_on_one_rank(comm, directory):
         words = [f"{rank} on rank {rank}" for rank in range(comm.size)]
         error(pb.RankMismatchError, words, ctx.scatter, values, d, comm.rank)
         assert not differs_in_engine(comm, bad), "engine"
-        assert not misplaced(plan(), values), "and after all that"
+        check_matrix(plan(), values, "and after all that")
 
 
 def differs_in_engine(comm, bad):
@@ -581,7 +582,7 @@ def test_another_call_on_one_rank(comm, directory):
             words = ["load on rank 0", "gather on rank 1", "save on rank 2", "plan on rank 3"]
             mine = ("load", "gather", "save", "plan")[comm.rank]
             error(pb.RankMismatchError, words, calls[mine])
-        assert not misplaced(plan(), values @ values), "and after all that"
+        check_matrix(plan(), values @ values, "and after all that")
         assert sorted(x.name for x in path.parent.iterdir()) == ["x.npy"], "and after all that"
         for name in ("matmul", "gather", "plan"):
             leaves_early = pb.Context(comm, engine="host")
@@ -682,7 +683,7 @@ def test_contexts_that_end_with_an_exception_keep_no_descriptors(comm):
 def test_ranks_of_one_node_vote_in_memory(per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     core = _core.load() is not None
-    assert run_on_one_node(votes, 3) == [[[per_node == 3 and core, core], None]] * 3
+    assert run_on_one_node(votes, 3) == [[per_node == 3 and core, core]] * 3
 
 
 def wrong_nodes(comm, value, word):

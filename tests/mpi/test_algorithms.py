@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.layout import ParallelProblem
 from tests.helpers import inside
-from tests.helpers.cases import first, layout, misplaced, numbers, refuses, scattered, unlike
+from tests.helpers.cases import check_array, check_matrix, layout, numbers, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 from tests.helpers.tensor_cases import FORMS, Case
@@ -87,7 +87,7 @@ def test_every_function_is_planned(comm):
         for name, function, args, how in calls(ctx, rng):
             expected = local(function(*args, **how))
             with pb.plan(function.__name__, *args, **how) as plan:
-                assert not unlike(local(plan()), expected), name
+                check_array(local(plan()), expected, name)
                 refuses(ctx, pb.UnsupportedError, ["a CUDA graph: the host engine has none"], plan.graph)
             words = ["unexpected keyword argument 'nonsense'"]
             refuses(ctx, TypeError, words, pb.plan, function, *args, **how, nonsense=1)
@@ -140,7 +140,8 @@ def test_algorithms_by_name(comm):
             for algo in algos:
                 found = local(function(*args, **how, algo=algo))
                 with pb.plan(function, *args, **how, algo=algo) as plan:
-                    wrong = first(unlike(found, expected), unlike(local(plan()), expected))
+                    check_array(found, expected, f"{name} {algo}")
+                    check_array(local(plan()), expected, f"{name} {algo} by a plan")
                     report = plan.report()
                 said = (report.algorithm, report.asked, report.algorithms[algo].why) == (
                     algo,
@@ -148,7 +149,6 @@ def test_algorithms_by_name(comm):
                     "requested",
                 )
                 listed = set(report.algorithms) == set(NAMES[name])
-                assert not wrong, f"{name} {algo}"
                 assert said, f"{name} {algo}: {report}"
                 assert listed, f"{name} {algo}: {report}"
             names = ", ".join(map(repr, ("auto", *NAMES[name])))
@@ -199,7 +199,7 @@ def test_refusals(comm):
         ):  # fmt: skip
             refuses(ctx, pb.UnsupportedError, [words], function, *args, ctx, **how)
         for form, case in uneven.items():
-            assert not unlike(case(ctx, algo="push"), case.expected()), f"{form} takes any split"
+            check_array(case(ctx, algo="push"), case.expected(), f"{form} takes any split")
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(p))
         a, half = ctx.zeros(d), ctx.zeros(replace(d, dtype="float16"))
         words = ["algo 'panels': syrk is for float32, float64, complex64 and complex128, got float16"]
@@ -223,7 +223,7 @@ def test_refusals(comm):
         words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
         refuses(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
         how = {"op_a": "T", "scheme": "allgather_matmul", "algo": "push"}
-        assert not misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4")), "and these are"
+        check_matrix(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4"), "and these are")
         if p > 1:
             q = pb.MatmulProblem.matmul_allreduce(4, 4, 4 * (p - 1), p - 1, order="F", dtype="float32")
             x, w = ctx.zeros(q.a), ctx.zeros(q.b)
@@ -362,12 +362,12 @@ def test_repeated_calls(comm):
                 for kind, more in given.items():
                     expected = local(plans[kind]())
                     y, count, made = counted(ctx, function, *args, **{**how, **more})
-                    wrong = unlike(local(y), expected) or (
-                        None if kind != "out" or y is result else "another matrix"
-                    )
-                    if turn > 1 and (made or count not in ((0, 1) if comm.size == 1 else (1,))):
-                        wrong = wrong or f"{count} votes, {made} new plans"
-                    assert not wrong, f"{name} {kind}, turn {turn}"
+                    case = f"{name} {kind}, turn {turn}"
+                    check_array(local(y), expected, case)
+                    assert kind != "out" or y is result, case
+                    if turn > 1:
+                        assert not made, f"{case}: {made} new plans"
+                        assert count in ((0, 1) if comm.size == 1 else (1,)), f"{case}: {count} votes"
                     if turn == 0 and kind == "plain":
                         new = y
                     elif kind == "plain":
@@ -399,7 +399,7 @@ def test_calls_that_some_ranks_repeat(comm):
         twelve = np.full(a.local.shape, 48.0)
         for turn in range(3):
             y = pb.matmul(a, b, alpha=1 if last else 1.0)  # equal, but not the same
-            assert not unlike(y.local, twelve), f"numbers of several types, turn {turn}"
+            check_array(y.local, twelve, f"numbers of several types, turn {turn}")
         if comm.size > 1:
             words = ["the ranks gave different arguments", "alpha:"]
             refuses(ctx, pb.RankMismatchError, words, pb.matmul, a, b, alpha=2.0 if last else 1.0)
@@ -408,13 +408,9 @@ def test_calls_that_some_ranks_repeat(comm):
         alpha, x = Changing(), np.ones((4, 4))
         for turn in range(4):
             alpha.value = float(turn)
-            assert not unlike(pb.matmul(a, b, alpha=alpha).local, turn * twelve), (
-                f"a number that changes, {turn}"
-            )
+            check_array(pb.matmul(a, b, alpha=alpha).local, turn * twelve, f"a number that changes, {turn}")
             total = np.full((4, 4), 4.0 * turn * comm.size)
-            assert not unlike(pb.matmul_allreduce(x, x, ctx, alpha=alpha), total), (
-                f"likewise, of arrays, {turn}"
-            )
+            check_array(pb.matmul_allreduce(x, x, ctx, alpha=alpha), total, f"likewise, of arrays, {turn}")
         for _ in range(2):
             pb.matmul(a, b, out=y)
         out = b if last else y
@@ -422,13 +418,13 @@ def test_calls_that_some_ranks_repeat(comm):
         refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, out=out)
         y, count, made = counted(ctx, pb.matmul, a, b, out=y)
         few = (count, made) == (int(comm.size > 1), 0)
-        assert not unlike(y.local, twelve), "afterwards"
+        check_array(y.local, twelve, "afterwards")
         assert few, f"afterwards: {count} votes"
         hits = ctx.kept.hits
         for turn in range(3):
             for i in range(40):
                 y = pb.matmul(a, b, alpha=i, algo="gathered")
-                assert not unlike(y.local, i * twelve), f"{i} times, turn {turn}"
+                check_array(y.local, i * twelve, f"{i} times, turn {turn}")
         hits = ctx.kept.hits - hits
         assert hits == 40, f"plans that are kept: {hits} of 40 were found again"
         for i in range(3):

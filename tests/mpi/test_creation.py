@@ -9,16 +9,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
-from tests.helpers.cases import (
-    SIZES,
-    TYPES,
-    layout,
-    misplaced,
-    numbers,
-    pick,
-    refuses,
-    unlike,
-)
+from tests.helpers.cases import SIZES, TYPES, check_array, check_matrix, layout, numbers, pick, refuses
 from tests.helpers.mpi import on_ranks, run_mpi
 
 ALL_TYPES = (*TYPES, *FLOAT8)
@@ -30,10 +21,10 @@ def test_values(comm):
     with pb.Context(comm, engine="host") as ctx:
         for dtype in ALL_TYPES:
             d = layout(rng, pick(rng, ((9, 7), (7, 9), (8, 8), (0, 3))), comm.size, dtype=dtype)
-            assert not misplaced(ctx.full(d, 2.5), np.full(d.shape, 2.5).astype(d.dtype)), f"full {d}"
-            assert not misplaced(ctx.eye(d), np.eye(*d.shape).astype(d.dtype)), f"eye {d}"
-        assert not misplaced(ctx.eye(5, block=2), np.eye(5)), "square"
-        assert not misplaced(ctx.full((3, 4), 1 + 2j, block=1), np.full((3, 4), 1 + 2j)), "complex"
+            check_matrix(ctx.full(d, 2.5), np.full(d.shape, 2.5).astype(d.dtype), f"full {d}")
+            check_matrix(ctx.eye(d), np.eye(*d.shape).astype(d.dtype), f"eye {d}")
+        check_matrix(ctx.eye(5, block=2), np.eye(5), "square")
+        check_matrix(ctx.full((3, 4), 1 + 2j, block=1), np.full((3, 4), 1 + 2j), "complex")
         d = pb.MatrixDescriptor((3, 4), (1, 1), pb.Grid.squarest(comm.size))
         refuses(ctx, pb.ArgumentError, ["value", "complex"], ctx.full, d, 2j)
         refuses(ctx, pb.ArgumentError, ["value", "'7'"], ctx.full, d, "7")
@@ -106,7 +97,7 @@ def test_ways_to_say_it(comm):
             spread = all(min(axis.counts()) > 0 or axis.extent < p * axis.block for axis in (d.rows, d.cols))
             assert spread, f"{shape} by default"
             assert max(d.block) <= 256, f"{shape} by default"
-        assert not misplaced(ctx.ones((5, 3), block=2), np.ones((5, 3))), "ones"
+        check_matrix(ctx.ones((5, 3), block=2), np.ones((5, 3)), "ones")
         d = ctx.zeros((100, 100)).descriptor
         assert 0 not in d.rows.counts() + d.cols.counts(), "every rank has a part of 100 x 100"
         assert ctx.zeros((3000, 3000)).descriptor.block == (256, 256), "large blocks: others"
@@ -115,20 +106,20 @@ def test_ways_to_say_it(comm):
         for given in (np.ones((3, 2), int), [[1, 2]], np.ones((2, 2), bool), np.ones((2, 2), np.longdouble)):
             words = ["is not an element type of matrices", "dtype='float64'"]
             refuses(ctx, pb.ArgumentError, words, ctx.scatter, given)
-            assert not misplaced(ctx.scatter(given, dtype="float32"), np.array(given, "float32")), (
-                f"{given!r} converted"
+            check_matrix(
+                ctx.scatter(given, dtype="float32"), np.array(given, "float32"), f"{given!r} converted"
             )
         a = ctx.random((20, 30), seed=1, block=(3, 5), order="F")
         whole = a.allgather()
         moved = a.redistribute(block=4, grid=f"1x{n}", source=(0, n - 1), dtype="float32")
-        assert not misplaced(moved, whole.astype("float32")), "redistribute"
+        check_matrix(moved, whole.astype("float32"), "redistribute")
         assert moved.descriptor == expected, "redistribute"
         part = a[4:19, 7:23]
-        assert not misplaced(part.redistribute(block=2), whole[4:19, 7:23]), "a part"
-        assert not misplaced(part.redistribute(order="C"), whole[4:19, 7:23]), "its order"
+        check_matrix(part.redistribute(block=2), whole[4:19, 7:23], "a part")
+        check_matrix(part.redistribute(order="C"), whole[4:19, 7:23], "its order")
         again = part.redistribute(dtype="complex64")
         same = again.descriptor.same_places(part.descriptor)
-        assert not misplaced(again, whole[4:19, 7:23].astype("complex64")), "its type"
+        check_matrix(again, whole[4:19, 7:23].astype("complex64"), "its type")
         assert same, "its type"
         words = ["block cannot be given with a descriptor"]
         refuses(ctx, pb.ArgumentError, words, a.redistribute, expected, block=3)
@@ -146,8 +137,8 @@ def test_arrays_that_say_it(comm):
         for given, to in (("float32", "float32"), ("complex64", "complex64"), (">f8", "float64")):
             x = numbers(rng, (9, 7), "float64").astype(given)
             a = ctx.scatter(x if comm.rank == root else None, root=root, block=2)
-            assert not misplaced(a, x.astype(to)), given
-            assert not unlike(a.allgather(), x.astype(to)), given
+            check_matrix(a, x.astype(to), given)
+            check_array(a.allgather(), x.astype(to), given)
         cube = np.ones((2, 2, 2)) if comm.rank == root else None
         refuses(ctx, pb.ArgumentError, ["got 3"], ctx.scatter, cube, root=root)
         d = pb.MatrixDescriptor((2, 2), (1, 1), pb.Grid.squarest(comm.size))
@@ -179,7 +170,7 @@ def test_functions_of_numbers(comm):
             ]
             refuses(ctx, pb.ArgumentError, words, ctx.from_function, function, d)
             whole = np.array([[function(i, j) for j in range(7)] for i in range(9)], "float64")
-            assert not misplaced(ctx.from_function(np.vectorize(function), d), whole), f"{name} in vectorize"
+            check_matrix(ctx.from_function(np.vectorize(function), d), whole, f"{name} in vectorize")
 
         called = []
 

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.cases import (
-    grids,
-    layout,
-    misplaced,
-    numbers,
-    pick,
-    refuses,
-    scattered,
-    unlike,
-)
+from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, pick, refuses, scattered
 from tests.helpers.epilogues import KINDS, TOLERANCES, difference, follow, followed, matrix, part, part_of_d
 from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.pairs import pairs
@@ -104,12 +95,12 @@ def test_complex_types(comm):
             mine = part("bias", bias, p, ctx.rank).copy()
             d = pb.matmul(a, b, op_a=op_a, op_b=op_b, epilogue=pb.Epilogue(bias=mine))
             expected = left @ right + (bias if order == "C" else bias[:, None])
-            assert not unlike(d.allgather(), expected.astype(dtype)), f"bias {dtype} {order} {op_a}{op_b}"
+            check_array(d.allgather(), expected.astype(dtype), f"bias {dtype} {order} {op_a}{op_b}")
             for name, sums in (("bias_grad_a", left.sum(1)), ("bias_grad_b", right.sum(0))):
                 expected = part(name, sums, p, ctx.rank)
                 vector = np.full_like(expected, 99)
                 pb.matmul(a, b, op_a=op_a, op_b=op_b, epilogue=pb.Epilogue(**{name: vector}))
-                assert not unlike(vector, expected), f"{name} {dtype} {order} {op_a}{op_b}"
+                check_array(vector, expected, f"{name} {dtype} {order} {op_a}{op_b}")
 
 
 @on_ranks(1, 4)
@@ -205,7 +196,7 @@ def test_what_is_refused(comm):
         wide_a = ctx.zeros(pb.MatrixDescriptor((26, 8), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         found = pb.matmul(wide_a, b, out=part_of_out[1:27, :], epilogue=pb.Epilogue("relu"))
-        assert not misplaced(found, np.zeros((26, 40), "float32")), "inside a block"
+        check_matrix(found, np.zeros((26, 40), "float32"), "inside a block")
         if ctx.size > 1:
             mixed = pb.Epilogue("relu", bias=bias) if ctx.rank else pb.Epilogue("gelu", bias=bias)
             refused(["activation: relu", "activation: gelu"], mixed, pb.RankMismatchError)

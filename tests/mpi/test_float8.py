@@ -7,7 +7,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import float8
-from tests.helpers.cases import misplaced, refuses
+from tests.helpers.cases import check_matrix, refuses
 from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
@@ -42,14 +42,14 @@ def test_matrices_of_eight_bits(comm, directory):
             x.save(f"{directory}/{name}.npy")
             loaded = ctx.load(f"{directory}/{name}.npy", grid=d.grid, block=(5, 7), dtype=name)
             over = ctx.from_local(x.local.view(np.uint8), d)
-            assert not misplaced(x, values), name
-            assert not misplaced(turned, values), name
-            assert not misplaced(loaded, values), name
-            assert not misplaced(over, values), name
+            check_matrix(x, values, name)
+            check_matrix(turned, values, name)
+            check_matrix(loaded, values, name)
+            check_matrix(over, values, name)
             assert np.array_equal(x.allgather(), values), name
             assert np.shares_memory(over.local, x.local), name  # fmt: skip
-            assert not misplaced(ctx.from_function(lambda i, j: 0.25 * (i + j), d),
-                (0.25 * np.add.outer(np.arange(48), np.arange(32))).astype(dtype)), f"{name} filled"  # fmt: skip
+            filled = (0.25 * np.add.outer(np.arange(48), np.arange(32))).astype(dtype)
+            check_matrix(ctx.from_function(lambda i, j: 0.25 * (i + j), d), filled, f"{name} filled")
 
 
 @on_ranks(1, 2)

@@ -13,7 +13,7 @@ import zarr
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix.io import hdf5, saving
-from tests.helpers.cases import TYPES, first, layout, misplaced, numbers, pick, refuses, unlike
+from tests.helpers.cases import TYPES, check_array, check_matrix, layout, numbers, pick, refuses
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import in_turn, only_long
 
@@ -42,10 +42,9 @@ def test_there_and_back(comm, directory):
                 told = {"dtype": dtype} if kind == "npy" else {}  # it has no names for narrow types
                 b = ctx.load(path, dataset=dataset, block=3, **told)
                 e = ctx.load(path, layout(rng, shape, comm.size, dtype=dtype), dataset=dataset)
-                same = b.dtype == d.dtype
-                wrong = first(misplaced(b, values), misplaced(e, values), None if same else f"{b.dtype}")
+                check_matrix(b, values, f"{kind}, {d}")
+                check_matrix(e, values, f"{kind}, {d}")
                 saving.TILE_BYTES = 8 << 20
-                assert not wrong, f"{kind}, {d}"
                 if kind == "npy":
                     found = np.load(path)
                     assert found.flags.c_contiguous if order == "C" else found.flags.f_contiguous
@@ -75,13 +74,13 @@ def test_peers(comm, directory):
     comm.Barrier()
     with pb.Context(comm, engine="host") as ctx:
         a = ctx.load(here / "a.h5", dataset="plain", block=(3, 5), order="F")
-        assert not misplaced(a, values), "plain"
-        assert not misplaced(ctx.load(here / "a.h5", dataset="q/packed", block=4), complexes), "packed"
+        check_matrix(a, values, "plain")
+        check_matrix(ctx.load(here / "a.h5", dataset="q/packed", block=4), complexes, "packed")
         ints = ctx.load(here / "a.h5", dataset="ints", dtype="float64", block=4)
-        assert not misplaced(ints, values.astype("float64")), "integers"
-        assert not misplaced(ctx.load(here / "a.zarr", block=4), values), "zarr"
+        check_matrix(ints, values.astype("float64"), "integers")
+        check_matrix(ctx.load(here / "a.zarr", block=4), values, "zarr")
         b = ctx.load(here / "b.zarr", dataset="other", block=4)
-        assert not misplaced(b, complexes), "zarr group"
+        check_matrix(b, complexes, "zarr group")
         sum_of = a + 1
         sum_of.save(here / "a.h5", dataset="new/sum")
         b.T.save(here / "a.h5", dataset="plain")
@@ -90,14 +89,14 @@ def test_peers(comm, directory):
         with h5py.File(here / "a.h5", "r") as file:
             found = file["new/sum"][...], file["plain"][...], file["q/packed"][...], file.attrs["kept"]
             there = sorted(file)
-        assert not unlike(found[0], values + 1), "as h5py reads it"
-        assert not unlike(found[1], complexes.T), "as h5py reads it"
-        assert not unlike(found[2], complexes), "as h5py reads it"
+        check_array(found[0], values + 1, "as h5py reads it")
+        check_array(found[1], complexes.T, "as h5py reads it")
+        check_array(found[2], complexes, "as h5py reads it")
         assert found[3] == 7
         assert there == ["ints", "new", "plain", "q", "vector"]  # fmt: skip
         group = zarr.open_group(here / "b.zarr", mode="r")
-        assert not unlike(group["part"][...], values[3:9, 2:5]), "as zarr reads it"
-        assert not unlike(group["other"][...], complexes), "as zarr reads it"
+        check_array(group["part"][...], values[3:9, 2:5], "as zarr reads it")
+        check_array(group["other"][...], complexes, "as zarr reads it")
 
 
 @on_ranks(1, 2, *only_long(4))
@@ -201,7 +200,7 @@ def test_several(comm, directory):
                 assert turn == path.exists(), f"{turn}: not there before it is whole: there"
                 comm.Barrier()
             for name, x in values.items():
-                assert not misplaced(ctx.load(path, dataset=name, block=3), x), f"{turn}: {name}"
+                check_matrix(ctx.load(path, dataset=name, block=3), x, f"{turn}: {name}")
         assert len(copies) == (comm.rank == 0), f"copied once: {len(copies)} copies"
         refuses(ctx, pb.ClosedError, ["the file is closed"], a.save, file, dataset="a")
     hdf5.shutil.copyfile = copyfile

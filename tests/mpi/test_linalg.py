@@ -7,18 +7,17 @@ import scipy.linalg
 
 import pblasmp as pb
 from pblasmp import linalg as la
-from tests.helpers.cases import refuses
+from tests.helpers.cases import check_near, refuses
 from tests.helpers.factor_cases import planned, random
 from tests.helpers.mpi import on_ranks
 
 N = 12
 
 
-def far(found, expected):
-    """None, or how far a matrix or a number is from what is expected."""
+def check(found, expected, case=""):
+    """Fail unless a matrix or a number is near to what is expected. Collective."""
     found = found.allgather() if isinstance(found, pb.DistributedMatrix) else found
-    near = np.shape(found) == np.shape(expected) and np.allclose(found, expected, rtol=1e-9, atol=1e-9)
-    return None if near else f"{found}, expected {expected}"
+    check_near(found, expected, case, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
@@ -69,10 +68,10 @@ def of_each_kind(matrix, whole, right):
             a = matrix(given)
             case = f"{kind} {lower}"
             x = la.solve(a, b, assume_a=kind, lower=lower)
-            assert not far(x, np.linalg.solve(full, right)), f"solve {case}"
+            check(x, np.linalg.solve(full, right), f"solve {case}")
             x = la.solve(a, b, kind, lower=lower, transposed=True)
-            assert not far(x, np.linalg.solve(full.T, right)), f"solve transposed {case}"
-            assert not far(la.inv(a, assume_a=kind, lower=lower), np.linalg.inv(full)), f"inv {case}"
+            check(x, np.linalg.solve(full.T, right), f"solve transposed {case}")
+            check(la.inv(a, assume_a=kind, lower=lower), np.linalg.inv(full), f"inv {case}")
 
 
 def transposed(matrix, whole, right):
@@ -81,15 +80,13 @@ def transposed(matrix, whole, right):
     a = matrix(whole)
     for trans in (0, 1, 2, "N", "T", "C"):
         turned = (whole, whole.T, whole.conj().T)[trans if isinstance(trans, int) else "NTC".index(trans)]
-        assert not far(la.lu_solve(la.lu_factor(a), b, trans), np.linalg.solve(turned, right)), (
-            f"lu_solve {trans}"
-        )
+        check(la.lu_solve(la.lu_factor(a), b, trans), np.linalg.solve(turned, right), f"lu_solve {trans}")
         x = la.lstsq(a, b, trans=trans)
-        assert not far(x, np.linalg.lstsq(turned, right, rcond=None)[0]), f"lstsq {trans}"
+        check(x, np.linalg.lstsq(turned, right, rcond=None)[0], f"lstsq {trans}")
         for lower, unit in ((False, False), (True, True)):
             x = la.solve_triangular(a, b, trans, lower, unit)
             expected = scipy.linalg.solve_triangular(whole, right, trans, lower, unit)
-            assert not far(x, expected), f"solve_triangular {trans} {lower}"
+            check(x, expected, f"solve_triangular {trans} {lower}")
 
 
 def factors(matrix, whole, square, right):
@@ -97,19 +94,19 @@ def factors(matrix, whole, square, right):
     a, b, p = matrix(whole), matrix(right, 4), matrix(square)
     lu, piv = la.lu_factor(a)
     for name, found, expected in zip("lp", (lu, piv), scipy.linalg.lu_factor(whole), strict=True):
-        assert not far(found, expected), f"lu_factor {name}"
-    assert not far(la.cholesky(p), np.linalg.cholesky(square)), "cholesky is NumPy's"
+        check(found, expected, f"lu_factor {name}")
+    check(la.cholesky(p), np.linalg.cholesky(square), "cholesky is NumPy's")
     for lower in (False, True):
-        assert not far(la.cholesky(p, lower), scipy.linalg.cholesky(square, lower)), f"cholesky {lower}"
+        check(la.cholesky(p, lower), scipy.linalg.cholesky(square, lower), f"cholesky {lower}")
         c, told = la.cho_factor(p, np.int64(1)) if lower else la.cho_factor(p)
-        assert not far(c, scipy.linalg.cholesky(square, lower)), f"cho_factor {lower}"
+        check(c, scipy.linalg.cholesky(square, lower), f"cho_factor {lower}")
         assert told is lower, f"cho_factor {lower}"
-        assert not far(la.cho_solve((c, told), b), np.linalg.solve(square, right)), f"cho_solve {lower}"
+        check(la.cho_solve((c, told), b), np.linalg.solve(square, right), f"cho_solve {lower}")
     found = la.qr(a)
     q, r = found
-    assert not far(q @ r, whole), "q r"
-    assert not far(q.H @ q, np.eye(N)), "q is orthogonal"
-    assert not far(r, np.triu(r.allgather())), "r"
+    check(q @ r, whole, "q r")
+    check(q.H @ q, np.eye(N), "q is orthogonal")
+    check(r, np.triu(r.allgather()), "r")
     same = np.array_equal(found[1].allgather(), found.r().allgather()) and found[0].shape == found[-2].shape
     assert same, f"qr's parts: {found[1]}"
     assert repr(found).startswith("QrFactors(12x12"), "qr's repr"
@@ -139,7 +136,7 @@ def vectors(matrix, whole, square, right):
         ("A.T @ integers", a.T @ np.arange(N), whole.T @ np.arange(N)),
     ):  # fmt: skip
         assert type(x) is np.ndarray, case
-        assert not far(x, expected), case
+        check(x, expected, case)
     for function, first, how in (
         (la.solve, a, {}), (la.solve, a, {"refine": "float32", "return_info": True}), (la.solve_triangular, a, {}),
         (la.lu_solve, la.lu_factor(a), {"trans": 1}), (la.cho_solve, la.cho_factor(p), {}),
@@ -154,14 +151,14 @@ def vectors(matrix, whole, square, right):
 
 def numbers_of(a, whole):
     """What is a number."""
-    assert not far(la.det(a), np.linalg.det(whole)), "det"
+    check(la.det(a), np.linalg.det(whole), "det")
     assert type(la.det(a)) is whole.dtype.type, "det's type"
-    assert not far(la.slogdet(a), np.linalg.slogdet(whole)), "slogdet"
+    check(la.slogdet(a), np.linalg.slogdet(whole), "slogdet")
     for which in (None, "fro", 1, np.inf, 2, np.int64(2), np.float32(-2), "nuc"):
-        assert not far(la.norm(a, which), np.linalg.norm(whole, which)), f"norm {which}"
+        check(la.norm(a, which), np.linalg.norm(whole, which), f"norm {which}")
     for which in (1, np.inf, "fro", np.int64(2), -2, "nuc", None):
-        assert not far(la.cond(a, which), np.linalg.cond(whole, which)), f"cond {which}"
-    assert not far(la.cond(a), np.linalg.cond(whole, 1)), "cond"
+        check(la.cond(a, which), np.linalg.cond(whole, which), f"cond {which}")
+    check(la.cond(a), np.linalg.cond(whole, 1), "cond")
     ratio = la.cond_estimate(a) / np.linalg.cond(whole, 1)
     assert 0.1 < ratio < 1.1, "cond_estimate"
 
@@ -178,12 +175,12 @@ def test_ranks(comm):
                 a, case = ctx.scatter(whole, block=2, order="F"), f"{dtype} {m} x {n} of rank {rank}"
                 assert la.matrix_rank(a) == rank, f"rank, {case}"
                 expected = np.linalg.pinv(whole, max(m, n) * np.finfo(dtype).eps)
-                assert not far(la.pinv(a), expected), f"pinv, {case}"
+                check(la.pinv(a), expected, f"pinv, {case}")
                 if rank == min(m, n) > 0:
-                    assert not far(la.cond(a, 2), np.linalg.cond(whole)), f"cond, {case}"
+                    check(la.cond(a, 2), np.linalg.cond(whole), f"cond, {case}")
         values = ctx.scatter(np.diag([4.0, 2, 1, 0.5]), block=1)
         assert [la.matrix_rank(values, tol) for tol in (0, 1, 1.5, 9)] == [4, 2, 2, 0], "tol: rank"
-        assert not far(la.pinv(values, 0.25), np.diag([0.25, 0.5, 0, 0])), "rcond"
+        check(la.pinv(values, 0.25), np.diag([0.25, 0.5, 0, 0]), "rcond")
         values[3, 3] = np.nan
         wrong = la.matrix_rank(values) or not np.isnan(la.pinv(values).allgather()).all()
         assert not wrong, "NaN"
@@ -330,8 +327,8 @@ def test_refusals(comm):
             found = []
             refuses(ctx, expected, words, told_kind, call, found)
             assert found == [expected], f"{words}: LayoutError is for layouts"
-        assert not far(la.cho_solve((frozen, True), a), np.eye(4)), "a factor is only read"
-        assert not far(la.solve(a, b + 1), np.ones((4, 1))), "the context goes on"
+        check(la.cho_solve((frozen, True), a), np.eye(4), "a factor is only read")
+        check(la.solve(a, b + 1), np.ones((4, 1)), "the context goes on")
 
 
 def told_kind(call, found):

@@ -9,16 +9,15 @@ import pytest
 import pblasmp as pb
 from tests.helpers.cases import (
     TYPES,
-    first,
+    check_array,
+    check_matrix,
     grids,
     layout,
-    misplaced,
     numbers,
     part,
     pick,
     refuses,
     short_messages,
-    unlike,
 )
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
@@ -49,27 +48,27 @@ def test_there_and_back_in_every_layout(comm):
             kind, root, other = kinds[count % 6], count % comm.size, -count % comm.size
             values = numbers(rng, d.shape, d.dtype)
             with short_messages(pick(rng, (40, 400, 1 << 22))):
-                wrong = there_and_back(ctx, d, kind, root, other, values)
-            assert not wrong, f"{d}, {kind} from {root} to {other}"
-            assert not made_here(ctx, d, values), f"{d}, {kind} from {root} to {other}"
+                there_and_back(ctx, d, kind, root, other, values)
+            made_here(ctx, d, values)
 
 
 def there_and_back(ctx, d, kind, root, other, values):
+    """Scatter a matrix and gather it again."""
+    case = f"{d}, {kind} from {root} to {other}"
     a = ctx.scatter(DISGUISES[kind](values) if ctx.rank == root else None, d, root)
     whole, everywhere = a.gather(other), a.allgather()
-    back = None
-    if ctx.rank == other:
-        back = unlike(whole, values)
-        if min(d.shape) > 1 and not (
-            whole.flags.c_contiguous if d.order == "C" else whole.flags.f_contiguous
-        ):
-            back = "gather's result is not in the matrix's memory order"
-    elif whole is not None:
-        back = "gather returned something on a rank other than root"
-    return first(misplaced(a, values), back, unlike(everywhere, values))
+    check_matrix(a, values, case)
+    check_array(everywhere, values, f"{case}: allgather")
+    if ctx.rank != other:
+        assert whole is None, f"{case}: gather returned something on a rank other than root"
+        return
+    check_array(whole, values, f"{case}: gather")
+    contiguous = whole.flags.c_contiguous if d.order == "C" else whole.flags.f_contiguous
+    assert contiguous or min(d.shape) <= 1, f"{case}: gather's result is not in the matrix's memory order"
 
 
 def made_here(ctx, d, values):
+    """Matrices that each rank makes by itself."""
     f = ctx.from_function(lambda i, j: values[i, j] if values.size else np.empty((i.size, j.size)), d)
     zeros, empty = ctx.zeros(d), ctx.empty(d)
     empty.local[...] = 3
@@ -78,17 +77,12 @@ def made_here(ctx, d, values):
     mine = room[:rows, :cols]
     mine[...] = f.local
     b = ctx.from_local(mine, d)
-    kept = first(
-        None if ctx.rank >= d.grid.size or b.local is mine else "from_local made a copy",
-        unlike(b.local, part(values, d, ctx.rank)),
-        unlike(b.allgather(), values),
-    )
-    return first(
-        misplaced(f, values),
-        misplaced(zeros, np.zeros(d.shape, d.dtype)),
-        misplaced(empty, np.full(d.shape, 3, d.dtype)),
-        kept,
-    )
+    assert ctx.rank >= d.grid.size or b.local is mine, f"{d}: from_local made a copy"
+    check_array(b.local, part(values, d, ctx.rank), f"{d}: from_local")
+    check_array(b.allgather(), values, f"{d}: from_local")
+    check_matrix(f, values, "from_function")
+    check_matrix(zeros, np.zeros(d.shape, d.dtype), "zeros")
+    check_matrix(empty, np.full(d.shape, 3, d.dtype), "empty")
 
 
 @on_ranks(1, 3)
@@ -110,13 +104,13 @@ def test_types_are_converted(comm):
                     words = [f"{given} does not convert to {to}"]
                     refuses(ctx, pb.ArgumentError, words, ctx.scatter, array, d, root)
                 else:
-                    assert not misplaced(ctx.scatter(array, d, root), values.astype(d.dtype)), case
+                    check_matrix(ctx.scatter(array, d, root), values.astype(d.dtype), case)
         d = layout(rng, (3, 2), comm.size)
-        assert not misplaced(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2))
+        check_matrix(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2))
         once = ctx.from_function(lambda i, j: 4, d)
-        assert not misplaced(once, np.full((3, 2), 4.0)), "from_function broadcasts a number"
+        check_matrix(once, np.full((3, 2), 4.0), "from_function broadcasts a number")
         once = ctx.from_function(lambda i, j: i, d)
-        assert not misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]])), "from_function broadcasts a column"
+        check_matrix(once, np.array([[0.0, 0], [1, 1], [2, 2]]), "from_function broadcasts a column")
 
 
 @on_ranks(1, 4)
@@ -131,18 +125,18 @@ def test_any_communicator(comm):
         d = layout(rng, (12, 10), comm.size, grid=pb.Grid.squarest(comm.size), block=(2, 3))
         values = numbers(rng, d.shape, d.dtype)
         a = turned.scatter(values if turned.rank == 0 else None, d)
-        assert not misplaced(a, values), "scattered over ranks turned round"
-        assert not unlike((a @ a.T).allgather(), values @ values.T), "scattered over ranks turned round"
+        check_matrix(a, values, "scattered over ranks turned round")
+        check_array((a @ a.T).allgather(), values @ values.T, "scattered over ranks turned round")
         with pb.Context(halves, engine="host") as half, pb.Context(alone, engine="host") as single:
             own = values + comm.rank % 2
             h = half.scatter(own if half.rank == 0 else None, layout(rng, d.shape, half.size, block=(3, 2)))
             s = single.scatter(own, layout(rng, d.shape, 1, block=(5, 5)))
             w = world.scatter(values if comm.rank == 0 else None, d)
-            assert not misplaced(h, own), "three contexts at once"
-            assert not misplaced(s, own), "three contexts at once"
-            assert not misplaced(w, values), "three contexts at once"
-            assert not unlike((h @ h.T).allgather(), own @ own.T), "three contexts at once"
-        assert not unlike((a @ a.T).allgather(), values @ values.T), "outer contexts live on"
+            check_matrix(h, own, "three contexts at once")
+            check_matrix(s, own, "three contexts at once")
+            check_matrix(w, values, "three contexts at once")
+            check_array((h @ h.T).allgather(), own @ own.T, "three contexts at once")
+        check_array((a @ a.T).allgather(), values @ values.T, "outer contexts live on")
         null = type(comm)()
         refuses(world, pb.ArgumentError, ["COMM_NULL"], pb.Context, null, engine="host")
         if comm.size > 1:

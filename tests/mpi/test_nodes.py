@@ -22,7 +22,7 @@ from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ra
 from pblasmp.comm import gather_on, open_boards, vote_on, wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import inside
-from tests.helpers.cases import grids, layout, misplaced, numbers, scattered, unlike
+from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
@@ -55,16 +55,16 @@ def everything(comm, nodes, folder):
         a = scattered(ctx, layout(rng, whole.shape, comm.size), whole)
         for grid in grids(comm.size):
             b = a.redistribute(grid=grid, block=(3, 5), order="F")
-            assert not misplaced(b, whole), f"move to {grid}"
-        assert not unlike(a.allgather(), whole), "allgather"
+            check_matrix(b, whole, f"move to {grid}")
+        check_array(a.allgather(), whole, "allgather")
         a.save(f"{folder}/a.npy")
-        assert not misplaced(ctx.load(f"{folder}/a.npy", block=(4, 4)), whole), "file"
+        check_matrix(ctx.load(f"{folder}/a.npy", block=(4, 4)), whole, "file")
         for algo in ("gathered", "shared", "panels", "stationary"):
-            assert not misplaced(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T), algo
+            check_matrix(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T, algo)
 
         for form in FORMS:
             case = Case(rng, comm, form, "float32", 13, 9, 11)
-            assert not unlike(case(ctx), case.expected()), form
+            check_array(case(ctx), case.expected(), form)
 
 
 @contextlib.contextmanager
@@ -117,8 +117,7 @@ def direct_calls(comm):
                 with counted(ctx, ways):
                     found = call(*given)
                 found = found.allgather() if hasattr(found, "allgather") else found
-                wrong = unlike(np.asarray(found), np.asarray(expected))
-                assert not wrong, f"{name} on {a_grid}, {b_grid}"
+                check_array(np.asarray(found), np.asarray(expected), f"{name} on {a_grid}, {b_grid}")
                 assert ways in exchanges, f"{name} on {a_grid}, {b_grid}"
 
 
@@ -130,7 +129,7 @@ def direct_calls_without_mpi(group, ranks_per_node):
         with mock.patch("pblasmp.comm.process_group.connect", return_value=None), pb.Context(comm) as ctx:
             values = np.arange(36.0).reshape(6, 6)
             a = ctx.scatter(values, block=2)
-            assert not misplaced(a @ a, values @ values), "product by gloo"
+            check_matrix(a @ a, values @ values, "product by gloo")
             assert ctx.control.board is None, "no sockets: they are connected"
         comm.free()
 
@@ -285,7 +284,7 @@ def results_of_nodes(comm, nodes):
             case, (tokens, outputs, _) = Case(rng, comm, form, dtype, *size), size
             with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
                 found = case(ctx, algo="pull")
-            assert not unlike(found, case.expected()), f"{form} {dtype} {size}"
+            check_array(found, case.expected(), f"{form} {dtype} {size}")
             sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
             everyones = sum(map(sum, comm.allgather(sent)))
             item = 8 if dtype == "float64" else 4 if form == "matmul_reduce_scatter" else 2
@@ -293,7 +292,7 @@ def results_of_nodes(comm, nodes):
             assert len(sent) == len(send.mock_calls), "within a node there are no messages"
         case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
         found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)
-        assert not unlike(found, case.expected(2, 3, bias=True)), "C and bias are added once"
+        check_array(found, case.expected(2, 3, bias=True), "C and bias are added once")
 
 
 @on_ranks(4, on_nodes="interleaved:2")
@@ -321,7 +320,7 @@ def test_a_rank_without_room_for_messages(comm):
             stack.enter_context(mock.patch("pblasmp.comm.post.mmap", full))
         with pb.Context(comm, engine="host") as ctx:
             a = ctx.scatter(values, block=2)
-            assert not misplaced(a @ a, values @ values), "product"
+            check_matrix(a @ a, values @ values, "product")
             assert ctx.control.board is None, "messages of the core: one rank has room"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.matrix.io import formats, saving
-from tests.helpers.cases import TYPES, misplaced, numbers, refuses, unlike
+from tests.helpers.cases import TYPES, check_array, check_matrix, numbers, refuses
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, in_turn
 
@@ -55,7 +55,7 @@ def test_types_of_files(comm, directory):
                     words = [str(path), f"does not convert to {to.name}"]
                     refuses(ctx, pb.ArgumentError, words, ctx.load, path, dtype=wanted)
                 else:
-                    assert not misplaced(ctx.load(path, dtype=wanted, block=3), values.astype(to))
+                    check_matrix(ctx.load(path, dtype=wanted, block=3), values.astype(to))
                 comm.Barrier()
 
 
@@ -72,13 +72,13 @@ def test_what_load_and_save_are_told(comm, directory):
             block = tuple(-(-extent // max(squarest.shape)) for extent in (20, 30))
             expected = pb.MatrixDescriptor((20, 30), block, squarest, dtype="float32", order=order)
             a = ctx.load(path)
-            assert not misplaced(a, values), f"defaults, {order}"
+            check_matrix(a, values, f"defaults, {order}")
             assert a.descriptor == expected, f"defaults, {order}"
         grid = pb.Grid(1, comm.size, "col")
         expected = pb.MatrixDescriptor((20, 30), (4, 5), grid, (0, comm.size - 1), "float64", "F")
         source = (0, comm.size - 1)
         a = ctx.load(c, grid=grid, block=(4, 5), source=source, order="F", dtype="float64")
-        assert not misplaced(a, values.astype("float64")), "everything given"
+        check_matrix(a, values.astype("float64"), "everything given")
         assert a.descriptor == expected, "everything given"
         steps: list[tuple[int, int]] = []
         saving.TILE_BYTES, saved = 256, saving.TILE_BYTES
@@ -95,9 +95,9 @@ def test_what_load_and_save_are_told(comm, directory):
             assert in_steps, f"progress of {what}: {told}"
         sub = a[3:17, 8:29]
         sub.save(f"{directory}/sub.npy")
-        assert not unlike(np.load(f"{directory}/sub.npy"), values[3:17, 8:29]), "a part of a matrix is saved"
+        check_array(np.load(f"{directory}/sub.npy"), values[3:17, 8:29], "a part of a matrix is saved")
         a.T.save(f"{directory}/t.npy")
-        assert not unlike(np.load(f"{directory}/t.npy"), values.T), "a transpose is saved"
+        check_array(np.load(f"{directory}/t.npy"), values.T, "a transpose is saved")
 
 
 @on_ranks(4)
@@ -115,8 +115,8 @@ def test_no_rank_holds_the_whole(comm, directory):
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             limit = a.local.nbytes + (1 << 20)
-            assert not misplaced(a, values), order
-            assert not unlike(np.load(f"{directory}/y.npy"), values), order
+            check_matrix(a, values, order)
+            check_array(np.load(f"{directory}/y.npy"), values, order)
             assert peak < limit, order
             comm.Barrier()
     saving.TILE_BYTES = 8 << 20
@@ -188,7 +188,7 @@ def test_replacing_a_file(comm, directory):
         comm.Barrier()
         for name in ("link.npy", "new.npy"):
             a.save(here / name)
-            assert not unlike(np.load(here / name), values), name
+            check_array(np.load(here / name), values, name)
         comm.Barrier()
         left = sorted(x.name for x in there.iterdir())
         expected = [".x.npy.mine.tmp", ".y.npy.pblasmp-0123456789abcdef.tmp", "new.npy", "x.npy"]
@@ -221,7 +221,7 @@ def test_versions(comm, directory):
                     with Path(path).open("wb") as file:
                         np.lib.format.write_array(file, values, version=version)
                 comm.Barrier()
-                assert not misplaced(ctx.load(path, block=2), values), f"version {version}, {order}"
+                check_matrix(ctx.load(path, block=2), values, f"version {version}, {order}")
         fields = np.zeros((2, 2), [("ä", "f8"), ("日", "f8")])
         if comm.rank == 0:
             with Path(path).open("wb") as file:
@@ -289,7 +289,7 @@ def test_load_errors_are_those_of_every_rank(comm, directory):
                 good,
                 block=2 + (comm.rank == last),
             )
-        assert not misplaced(ctx.load(good, d), np.ones((6, 6))), "and after all that"
+        check_matrix(ctx.load(good, d), np.ones((6, 6)), "and after all that")
 
 
 @contextlib.contextmanager
@@ -333,7 +333,7 @@ def test_save_errors_leave_nothing_behind(comm, directory):
             words = [os.strerror(errno.EFBIG), directory]
             refused(OSError, [*words, "x.npy"], "x.npy")
             refused(OSError, [*words, "old.npy"], "old.npy")
-        assert not unlike(np.load(old), np.ones((2, 2))), "the old version is still there"
+        check_array(np.load(old), np.ones((2, 2)), "the old version is still there")
         words = [os.strerror(errno.EIO), f"(on rank {last})" if comm.size > 1 else "y.npy"]
         refused(OSError, words, "x.npy", progress=failing)
         refused(pb.ArgumentError, ["'C' or 'F'"], "x.npy", order="K")
@@ -361,11 +361,11 @@ def test_save_errors_leave_nothing_behind(comm, directory):
             mine = f"{directory}/{'x.npy' if comm.rank != last else 'x.csv'}"
             refuses(ctx, pb.ArgumentError, ["x.csv"], a.save, mine)
         a.save(old)
-        assert not unlike(np.load(old), values), "over what was there"
+        check_array(np.load(old), values, "over what was there")
         upper = f"{directory}/X.NPY"
         a.save(upper)
-        assert not unlike(np.load(upper), values), "capitals"
-        assert not misplaced(ctx.load(upper, d), values), "capitals"
+        check_array(np.load(upper), values, "capitals")
+        check_matrix(ctx.load(upper, d), values, "capitals")
 
 
 def test_a_new_file_has_its_space(tmp_path):

@@ -19,9 +19,9 @@ from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE
 from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK
-from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
+from tests.helpers.cases import check_array, check_near, grids, numbers, pick, scattered
 from tests.helpers.mpi import run_on_one_node as run_mpi
-from tests.helpers.pblas_cases import Held, arguments, differing, held, options, scalars, triangle
+from tests.helpers.pblas_cases import Held, arguments, held, options, scalars, triangle
 from tests.helpers.pblas_cases import vectors as vectors_of
 from tests.helpers.slow import draws, in_turn, only_long
 
@@ -70,7 +70,9 @@ def vectors(comm, count, flavor, seed=1):
                 arrays = {x: held.local(place, unread[x]) for x, held in xs.items()}
                 found = getattr(pblas, full)(*arguments(routine, values | numbers[0], own, xs, arrays, place))
                 eps = np.finfo(dtype).eps
-                wrong = [differing(arrays[w], expected[w], 0) for w in routine.written]
+                case = f"{full} {shape} {values} {xs}"
+                for written in routine.written:
+                    check_near(arrays[written], expected[written], f"{case}: {written}")
                 if name == "amax" and values["n"]:  # of equals PBLAS takes that of the first process
                     held_x, at = xs["x"], int(numbers[1]["indx"][0])
                     part = held_x.whole[held_x.window].reshape(-1)
@@ -82,14 +84,11 @@ def vectors(comm, count, flavor, seed=1):
                         numbers[1] = numbers[0] if right else numbers[1]
                 for each in routine.numbers:
                     bound = 4 * eps * np.abs(numbers[1][each]).max() * (name == "nrm2")
-                    wrong.append(differing(numbers[0][each], numbers[1][each], bound))
+                    check_near(numbers[0][each], numbers[1][each], f"{case}: {each}", atol=bound)
                 if routine.numbers:
                     told = found if isinstance(found, tuple) else (found,)
-                    wrong += [
-                        None if got == numbers[0][each][0] else f"returned {got}, wrote {numbers[0][each]}"
-                        for each, got in zip(routine.numbers, told, strict=True)
-                    ]
-                assert not first(*wrong), f"{full} {shape} {values} {xs}"
+                    for each, got in zip(routine.numbers, told, strict=True):
+                        assert got == numbers[0][each][0], f"{case}: returned, and wrote, {each}"
         for _, own, theirs in every:
             pblas.gridexit(own)
             slk.gridexit(theirs)
@@ -167,29 +166,29 @@ def auxiliary(comm, count, flavor, seed=1):
                 plain = [each.item() if isinstance(each, np.ndarray) else each for each in head]
                 getattr(pblas, f"p{letter}{name}")(*plain, *found, *tail)
                 slk.call(f"p{letter}{name}_", *head, *expected, *tail)
-                assert not differing(found[0], expected[0], 0), f"{name} {plain} {wide}"
+                check_near(found[0], expected[0], f"{name} {plain} {wide}")
             if (x.at[0] - 1) % x.block[0] == 0:  # ScaLAPACK's own errs inside blocks
                 found, expected = passed(x, place, own), passed(x, place, theirs)
                 kind = pick(rng, "UL")  # its "H" leaves parts unscaled
                 getattr(pblas, f"p{letter}lascl")(kind, 4, 2, n, n, *found, info)
                 slk.call(f"p{letter}lascl_", kind, 4 * one, 2 * one, n, n, *expected, info)
-                assert not differing(found[0], expected[0], 0), f"lascl {kind} {x}"
+                check_near(found[0], expected[0], f"lascl {kind} {x}")
             target = replace(wide, whole=numbers(rng, wide.whole.shape, dtype))
             (a, c), (b, d) = ([passed(y, place, which) for which in (own, theirs)] for y in (wide, target))
             getattr(pblas, f"p{letter}lacpy")(part, *wide.shape, *a, *b)
             slk.call(f"p{letter}lacpy_", part, *wide.shape, *c, *d)
-            assert not differing(b[0], d[0], 0), f"lacpy {part} {wide}"
+            check_near(b[0], d[0], f"lacpy {part} {wide}")
             trace = getattr(pblas, f"p{letter}latra")(n, *passed(x, place, own))
             assert trace == x.whole[x.window].trace(), f"latra: {x}: {trace}"
             found, expected = passed(wide, place, own), passed(wide, place, theirs)
             getattr(pblas, f"p{letter}elset")(*found, 5)
             slk.call(f"p{letter}elset_", *expected, np.array([5], dtype))
-            assert not differing(found[0], expected[0], 0), f"elset {wide}"
+            check_near(found[0], expected[0], f"elset {wide}")
             scope, told, number = pick(rng, "ARC "), np.full(1, 77, dtype), np.full(1, 77, dtype)
             returned = getattr(pblas, f"p{letter}elget")(scope, " ", told, *found)
             slk.call(f"p{letter}elget_", scope, " ", number, *expected)
-            assert not differing(told, number, 0), f"elget {scope}"
-            assert not differing(told, np.array([returned]), 0), f"elget {scope}"
+            check_near(told, number, f"elget {scope}")
+            check_near(told, np.array([returned]), f"elget {scope}")
         for _, own, theirs in every:
             pblas.gridexit(own)
             slk.gridexit(theirs)
@@ -223,7 +222,7 @@ def moves(comm, count, flavor):
                 call = function or (lambda *args, name=name: slk.call(f"{name}_", *args))
                 call(*head, *size, *operands, everybody[which])
                 found.append(operands[4])
-            assert not differing(*found, 0), f"{name} {uplo} {diag} {size} {xs}"
+            check_near(*found, f"{name} {uplo} {diag} {size} {xs}")
         for own, theirs in (everybody, *(each[1:] for each in every)):
             pblas.gridexit(own)
             if theirs != -1:
@@ -240,16 +239,15 @@ def tools(comm, flavor):
         nprow, npcol, myrow, mycol = pblas.gridinfo(own)
         out = np.zeros(4, np.int32)
         slk.gridinfo(theirs, out)
-        assert not unlike(out, np.array((nprow, npcol, myrow, mycol), np.int32)), "gridinfo"
+        check_array(out, np.array((nprow, npcol, myrow, mycol), np.int32), "gridinfo")
         for _ in range(draws(10, long=30)):
             n, index = int(rng.integers(200)), int(rng.integers(1, 200))
             nb, nprocs = int(rng.integers(1, 9)), int(rng.integers(1, 7))
             here, source = (int(x) for x in rng.integers(nprocs, size=2))
-            wrong = []
             for name, argument in (("numroc", n), ("indxg2p", index), ("indxg2l", index), ("indxl2g", index)):
                 known = (argument, nb, here, source, nprocs)
                 found, expected = getattr(pblas, name)(*known), slk.function(f"{name}_", *known)
-                wrong.append(None if found == expected else f"{name}{known} is {found}, expected {expected}")
+                assert found == expected, f"{name}{known}"
             x = held(rng, shape, tuple(int(i) for i in rng.integers(0, 20, 2)), np.dtype("f8"))
             m, n = x.whole.shape
             desc = pblas.descinit(m, n, *x.block, *x.source, own, x.lld((myrow, mycol)))
@@ -258,7 +256,8 @@ def tools(comm, flavor):
             like[1] = own
             slk.call("infog2l_", *x.at, desc, *place, *(out[i : i + 1] for i in range(4)))
             found = np.array(pblas.infog2l(*x.at, desc, *place), np.int32)
-            assert not first(*wrong, unlike(desc, like), unlike(found, out)), f"{known} {x}"
+            check_array(desc, like, f"descinit {x}")
+            check_array(found, out, f"infog2l {x}")
         pblas.gridexit(own)
         slk.gridexit(theirs)
 
@@ -293,7 +292,7 @@ def interoperation(comm, flavor):
                     name = f"p{letter}tran{'u' if dtype.kind == 'c' else ''}_"
                     slk.call(name, 7, 9, one, *given, zero, local, 1, 1, desc)
                 back = ctx.from_scalapack(local, desc, grid)
-                assert not unlike(back.allgather(), x.whole[x.window].T), f"{grid} {letter} {order}"
+                check_array(back.allgather(), x.whole[x.window].T, f"{grid} {letter} {order}")
                 assert not given.local.size or np.shares_memory(given.local, a.local), (
                     f"{grid} {letter} {order}"
                 )

@@ -14,7 +14,7 @@ from pblasmp.cli.reports import Reporter
 from pblasmp.cli.run import run_routine
 from pblasmp.layout.routines import ROUTINES
 from pblasmp.problems.files import find, load_problem_file
-from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
+from tests.helpers.cases import SIZES, check_matrix, grids, layout, numbers, pick, product, scattered
 from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
 from tests.helpers.slow import in_turn, only_long
@@ -52,7 +52,8 @@ def run_files(comm, names):
                 a, b, c, out=d, alpha=file.alpha, beta=file.beta,
                 op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo,
             )  # fmt: skip
-            assert not first(*(misplaced(parents[x], whole) for x, whole in wholes.items())), f"{name} {algo}"
+            for x, whole in wholes.items():
+                check_matrix(parents[x], whole, f"{name} {algo}: {x}")
 
 
 def _names(nranks):

@@ -10,7 +10,17 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.matrix import reductions
-from tests.helpers.cases import TYPES, exact, first, layout, numbers, pick, refuses, scattered
+from tests.helpers.cases import (
+    TYPES,
+    check_array,
+    check_near,
+    exact,
+    layout,
+    numbers,
+    pick,
+    refuses,
+    scattered,
+)
 from tests.helpers.mpi import on_ranks
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import draws, only_long
@@ -24,26 +34,12 @@ NORMS = {
 }
 
 
-def close(found, expected, tolerance=1e-13):
-    good = np.allclose(found, expected, rtol=tolerance, atol=0, equal_nan=True)
-    return None if good else f"{found!r}, expected {expected!r}"
-
-
-def same(found, expected):
-    """Exactly equal, and of one type and shape."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return f"{found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
-    return None if np.array_equal(found, expected) else f"{found}, expected {expected}"
-
-
-def deviates(a, x, axis):
-    """What is wrong with a standard deviation, of an element type's accuracy."""
+def check_std(a, x, axis, case):
+    """Fail unless a standard deviation has an element type's accuracy."""
     found, expected = np.asarray(a.std(axis)), np.asarray(x.std(axis)).astype(a.local.real.dtype)
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return f"std of type {found.dtype}, shape {found.shape}, expected {expected.dtype} {expected.shape}"
+    assert found.dtype == expected.dtype, case
     eps = float(ml_dtypes.finfo(found.dtype).eps)
-    return close(found.astype(float), expected.astype(float), 4 * eps)
+    check_near(found.astype(float), expected.astype(float), case, rtol=4 * eps)
 
 
 @on_ranks(1, *only_long(2), 4, *only_long(6))
@@ -59,18 +55,23 @@ def test_reductions_are_numpy_s(comm):
                 a, x = a[1:5, 2 : shape[1]].T, x[1:5, 2:].T
                 whole = whole[1:5, 2:].T
             reductions.SLAB, saved = 7, reductions.SLAB
-            wrong = first(
-                *(close(a.norm(which), function(x)) for which, function in NORMS.items()),
-                *(same(a.sum(axis), x.sum(axis).astype(d.dtype)) for axis in (None, 0, 1, -1, -2)),
-                same(a.sum(dtype="complex128"), np.asarray(x.sum(), np.complex128)),
-                same(a.sum(0, dtype="complex64"), x.sum(0).astype(np.complex64)),
-                *(deviates(a, x, axis) for axis in (None, 0, 1, -1) if x.size),
-                same(a.trace(), x.trace().astype(d.dtype)),
-                same(a.diagonal(), whole.diagonal()),
-                None if type(a.norm()) is float and np.ndim(a.sum()) == 0 else "no scalars",
-            )
+            case = f"{count}: {a.descriptor}"
+            for which, function in NORMS.items():
+                check_near(a.norm(which), function(x), f"{case}: norm {which}", rtol=1e-13)
+            sums = [(a.sum(axis), x.sum(axis).astype(d.dtype)) for axis in (None, 0, 1, -1, -2)]
+            for found, expected in (
+                *sums,
+                (a.sum(dtype="complex128"), np.complex128(x.sum())),
+                (a.sum(0, dtype="complex64"), x.sum(0).astype(np.complex64)),
+                (a.trace(), x.trace().astype(d.dtype)),
+                (a.diagonal(), whole.diagonal()),
+            ):
+                check_array(np.asarray(found), np.asarray(expected), case)
+            for axis in (None, 0, 1, -1) if x.size else ():
+                check_std(a, x, axis, f"{case}: std {axis}")
+            assert type(a.norm()) is float, case
+            assert np.ndim(a.sum()) == 0, case
             reductions.SLAB = saved
-            assert not wrong, f"{count}: {a.descriptor}"
 
 
 @on_ranks(1, 4)
@@ -85,14 +86,14 @@ def test_extremes(comm):
                 stored = abs(exact(a.local[:1, :1]).sum()) if a.local.size else None
                 stored = next(each for each in ctx.comm.allgather(stored) if each is not None)
                 for which, factor in (("fro", math.sqrt(1200)), (1, 30), ("inf", 40), ("max", 1)):
-                    assert not close(a.norm(which), stored * factor, 1e-12), f"{dtype} {value} {which}"
+                    check_near(a.norm(which), stored * factor, f"{dtype} {value} {which}", rtol=1e-12)
         for mixed in ((1e300, 1e-300), (1e-300, 1e300), (5e-324, 1), (0, 1e-200)):
             x = np.zeros((5, 7))
             x[1, 2], x[4, 6] = mixed
             a = ctx.scatter(x, block=2)
-            assert not close(a.norm(), math.hypot(*mixed)), f"{mixed}"
+            check_near(a.norm(), math.hypot(*mixed), f"{mixed}", rtol=1e-13)
         one = ctx.full((1, 1), 1.1e154 + 1.1e154j, block=2, dtype="complex128")
-        assert not close(one.norm(), abs(1.1e154 + 1.1e154j)), "squares that overflow together"
+        check_near(one.norm(), abs(1.1e154 + 1.1e154j), "squares that overflow together", rtol=1e-13)
         huge = ctx.full((9, 9), 1.7e308, block=2)
         for which in ("fro", 1, "inf"):
             assert huge.norm(which) == math.inf, f"too large, {which}"
@@ -131,8 +132,7 @@ def test_the_same_bits_everywhere(comm):
                 return b"".join(np.asarray(x).tobytes() for x in found)
 
             mine = bits()
-            wrong = None if all(bits() == mine for _ in range(5)) else "runs differ"
-            assert not wrong, dtype
+            assert all(bits() == mine for _ in range(5)), f"{dtype}: runs differ"
             assert len(set(ctx.comm.allgather(mine))) == 1, dtype
 
 

@@ -8,7 +8,17 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.schemes import OPS as SCHEME_OPS
-from tests.helpers.cases import TYPES, exact, first, misplaced, numbers, pick, product, refuses, scattered
+from tests.helpers.cases import (
+    TYPES,
+    check_array,
+    check_matrix,
+    exact,
+    numbers,
+    pick,
+    product,
+    refuses,
+    scattered,
+)
 from tests.helpers.mpi import on_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import only_long
@@ -37,8 +47,8 @@ def problems(rng, size):
             yield f"{scheme} {p.op_a}{p.op_b} {orders} {dtype} {m}x{n}x{k} on {ranks}", p
 
 
-def one(ctx, rng, p, algo, **how):
-    """What is wrong with a product of integers, its layout, or what it must leave alone."""
+def check_scheme(ctx, rng, p, algo, case, **how):
+    """Fail unless a product of integers, its layout, and what it must leave alone are as NumPy has them."""
     x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
     copies, alpha, beta = p.d.grid.size if p.scheme == AR else 1, how["alpha"], how["beta"]
     whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
@@ -48,17 +58,16 @@ def one(ctx, rng, p, algo, **how):
     outs = [scattered(ctx, p.d, np.full_like(z, np.nan)), *([c] if beta else [])]
     out = pick(rng, [*outs, None] if p.a.order == p.d.order else outs)  # a new D is in A's memory order
     result = pb.matmul(a, b, c, out=out, algo=algo, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, **how)
-    wrong = first(
-        None if result.descriptor == p.d else f"the result has the layout {result.descriptor}",
-        misplaced(result, expected),
-        misplaced(a, x),
-        misplaced(b, y),
-        c is not None and c is not out and misplaced(c, z),
-    )
-    if p.scheme == AR and wrong is None and ctx.rank < copies and not beta:
-        same = np.array_equal(result.local, whole.astype(z.dtype))
-        wrong = None if same else "this rank does not hold all of the product"
-    return wrong
+    assert result.descriptor == p.d, case
+    check_matrix(result, expected, case)
+    check_matrix(a, x, f"{case}: A")
+    check_matrix(b, y, f"{case}: B")
+    if c is not None and c is not out:
+        check_matrix(c, z, f"{case}: C")
+    if p.scheme == AR and ctx.rank < copies and not beta:
+        check_array(
+            result.local, whole.astype(z.dtype), f"{case}: this rank does not hold all of the product"
+        )
 
 
 @on_ranks(1, *only_long(2), 3, 4, *only_long(6))
@@ -74,7 +83,7 @@ def test_every_op_in_every_mix_of_orders(comm):
             kind = p.scheme, p.d.order
             algo = "push" if "push" in names and kind not in taken else names[turn % len(names)]
             taken |= {kind} if algo == "push" else set()
-            assert not one(ctx, rng, p, algo, **how), f"{case} {how} {algo}"
+            check_scheme(ctx, rng, p, algo, f"{case} {how} {algo}", **how)
         assert comm.size >= 4 or taken == {*itertools.product(MAKERS, "CF")}  # by push
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import refuses, unlike
+from tests.helpers.cases import check_array, refuses
 from tests.helpers.float8 import E4, E5
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.pairs import pairs
@@ -44,7 +44,7 @@ def test_every_form_and_type(comm):
             case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 16, 32)
             y, gathered = case(return_gathered=True)
             assert not case.wrong(y), f"gathered {t}"
-            assert not unlike(gathered, case.whole_x), f"gathered {t}"
+            check_array(gathered, case.whole_x, f"gathered {t}")
 
 
 @on_ranks(1, 3)
@@ -63,7 +63,7 @@ def test_in_place(comm):
             ]
             y = getattr(pb, form)(*ones, ctx)
             total = 16 * comm.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 16
-            assert not unlike(y, np.full(y.shape, total, ml_dtypes.bfloat16)), f"{form} {t} plain"
+            check_array(y, np.full(y.shape, total, ml_dtypes.bfloat16), f"{form} {t} plain")
             out = np.zeros(y.shape, ml_dtypes.float8_e4m3fn)
             scales = pb.Scales(d=1 / 8)
             same = getattr(pb, form)(*ones, ctx, out=out, scales=scales) is out
@@ -123,7 +123,7 @@ def test_plans(comm):
         x, w = (np.ones((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
         with pb.plan(pb.matmul_allgather, (16, 32), w, ctx, x_dtype=E4) as plan:
             plan.input_buffer()[...] = x
-            assert not unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16)), "from a shape"
+            check_array(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16), "from a shape")
         made, take_over = [], ctx.take_over
         ctx.take_over = lambda plan: made.append(type(plan)) or take_over(plan)
         case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48)
@@ -142,11 +142,11 @@ def test_bytes(comm):
             product = getattr(pb, form)
             expected = product(x, w, ctx)
             raw = product(x.view(np.uint8), w.view(np.uint8), ctx, x_dtype=E5, scales=pb.Scales())
-            assert not unlike(raw, expected), form
+            check_array(raw, expected, form)
             out = np.zeros(expected.shape, np.uint8)
             product(x, w, ctx, out=out, dtype=E5)
-            assert not unlike(out.view(ml_dtypes.float8_e5m2), expected.astype(ml_dtypes.float8_e5m2)), (
-                f"{form} out"
+            check_array(
+                out.view(ml_dtypes.float8_e5m2), expected.astype(ml_dtypes.float8_e5m2), f"{form} out"
             )
 
 
@@ -195,7 +195,7 @@ def test_what_is_refused(comm):
                 words_ = ["a: 1.0", "a: 2.0"]
                 refuses(ctx, pb.RankMismatchError, words_, product, e4, e4, ctx, scales=unlike_)
         y = pb.allgather_matmul(e4[:, :16], e4[:, :16], ctx)
-        assert not unlike(y, np.zeros((16 * p, 16), ml_dtypes.bfloat16)), "and it still works"
+        check_array(y, np.zeros((16 * p, 16), ml_dtypes.bfloat16), "and it still works")
 
 
 def tensors(comm):

@@ -23,7 +23,7 @@ from pblasmp.layout.level3_problem import ROUTINES
 from pblasmp.problems import files
 from pblasmp.runtime import plans
 from tests.helpers.calls import DTYPES, WRITERS, check_call, check_level_1, legal_options
-from tests.helpers.cases import unlike
+from tests.helpers.cases import check_array
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.algorithms import (
@@ -324,13 +324,13 @@ def test_other_tokens(comm: Any, path: str) -> None:
                     call = partial(getattr(pb, form), x, w, ctx, algo=algo)
                     result, calls, of_queue = python_calls(call)
                     y = np.asarray(result)
-                    wrong = None if queues else unlike(y, case.expected())
+                    what = f"{form} {algo}, {tokens} tokens"
+                    if not queues:
+                        check_array(y, case.expected(), what)
                     count = votes(ctx) - before
-                    if (count > 1) != (turn == 0 or (queues and some == 9)):
-                        wrong = wrong or f"{count} votes"
-                    if turn == 2 and (calls > _MOST_CALLS or (queues and of_queue > _MOST_OF_QUEUES)):
-                        wrong = wrong or f"{calls} calls, {of_queue} to queue it"
-                    assert not wrong, f"{form} {algo}, {tokens} tokens"
+                    assert (count > 1) == (turn == 0 or (queues and some == 9)), f"{what}: {count} votes"
+                    assert turn != 2 or calls <= _MOST_CALLS, f"{what}: {calls} calls"
+                    assert turn != 2 or not queues or of_queue <= _MOST_OF_QUEUES, f"{what}: {of_queue} calls"
             if (
                 queues
             ):  # products that come once do not look for an algorithm of their own, and have fewer pieces

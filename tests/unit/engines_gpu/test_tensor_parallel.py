@@ -12,7 +12,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.engines.gpu.gpu_operations import GpuOperations
-from tests.helpers.cases import TYPES, first, pick, refuses, unlike
+from tests.helpers.cases import TYPES, check_array, pick, refuses
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import context
 from tests.helpers.mpi import on_ranks
@@ -36,8 +36,8 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> None:
                 options["c"] = case.local_c.copy()
                 if rng.integers(2):
                     options["out"] = options["c"]
-            wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
-            assert not wrong, f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}"
+            what = f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}"
+            check_array(np.asarray(case(ctx, **options)), case.expected(alpha, beta), what)
         for form, dtype in itertools.product(FORMS, ("float32", "float16")):
             case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
             for turn in (0, 1):  # the same plan, another bias
@@ -47,15 +47,15 @@ def test_what_is_told_is_enough(comm: Any, path: str) -> None:
                     y = case(ctx, bias=case.local_bias, activation=activation)
                     expected = case.expected(bias=True)
                     expected = np.maximum(expected, 0) if activation else expected
-                    assert not unlike(np.asarray(y), expected), f"{form} {dtype} bias {activation} {turn}"
+                    check_array(np.asarray(y), expected, f"{form} {dtype} bias {activation} {turn}")
         for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
             case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
             assert not gelu(ctx, case), f"{form} gelu {t}"
         for t in (3 * comm.size, 3 * comm.size + 1):
             case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
             y, gathered = case(ctx, return_gathered=True)
-            wrong = first(unlike(np.asarray(y), case.expected()), unlike(np.asarray(gathered), case.x))
-            assert not wrong, f"gathered, {t}"
+            check_array(np.asarray(y), case.expected(), f"gathered, {t}")
+            check_array(np.asarray(gathered), case.x, f"gathered, {t}")
 
 
 @on_ranks(2, 3)
@@ -81,15 +81,14 @@ def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> No
             report = str(plan.report())
             said = "cuBLASMp has this form only for equal shares" in report and "as it arrives" in report
             assert said, f"uneven: the report says it: {report}"
-            wrong = unlike(np.asarray(y), case.expected())
+            check_array(np.asarray(y), case.expected(), "uneven")
             messages = [each for each in gpu.events if each[0] in ("send", "recv")]
-            if any(stream == gpu.stream for _, stream, *_ in messages):
-                wrong = "messages are on the stream that multiplies"
+            beside = all(stream != gpu.stream for _, stream, *_ in messages)
+            assert beside, f"messages are on the stream that multiplies: {messages}"
             gemms = [i for i, name in enumerate(names()) if name == "gemm"]
             last = max(i for i, name in enumerate(names()) if name in ("send", "recv"))
-            if last > gemms[0] or len(gemms) != sum(1 for n in (len(x) for x in shards(2 * p + 1, p)) if n):
-                wrong = wrong or f"{names()}"
-            assert not wrong, "every message is under way before the first product"
+            assert last <= gemms[0], f"every message is under way before the first product: {names()}"
+            assert len(gemms) == sum(len(x) > 0 for x in shards(2 * p + 1, p)), names()
         case = on_gpu(Case(rng, comm, "matmul_reduce_scatter", "bfloat16", 2 * p, 3 * p, 4 * p + 1))
         with pb.plan(pb.matmul_reduce_scatter, case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
@@ -100,8 +99,7 @@ def test_messages_travel_while_pieces_are_multiplied(comm: Any, path: str) -> No
             gpu.events.clear()
             y = plan()
             sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
-            wrong = unlike(np.asarray(y), case.expected())
-            assert not wrong, "or in the one requested"
+            check_array(np.asarray(y), case.expected(), "or in the one requested")
             assert sizes_sent == {2 * 3 * p * 4}, "or in the one requested"
             words = ["x and w: a gradient is required", "call pblasmp.torch.matmul_reduce_scatter"]
             with patch(
