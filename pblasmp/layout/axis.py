@@ -200,8 +200,9 @@ def owned_below(stop: int, process: int, block: int, nprocs: int, source: int, l
 @lru_cache(256)
 def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
     """Return how many indices each process owns of ``extent`` ones that are dealt out as by ``Axis.even``. Local."""
-    block = -(-extent // nprocs)
-    return tuple([min(block, max(0, extent - process * block)) for process in range(nprocs)])
+    block = max(1, -(-extent // nprocs))
+    full, rest = divmod(extent, block)
+    return ((block,) * full + (rest,) + (0,) * nprocs)[:nprocs]
 
 
 @lru_cache(4096)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..comm import gather_on
 from ..engines.method import Taken
 from ..engines.product import Product
+from ..engines.protocol import Engine
 from ..layout import ParallelProblem
 from ..logs import logger
 from .plans import Plan
@@ -130,8 +131,9 @@ def _varied(
         varied = None if kin is None else call.vary(kin.remembered)
         if kin is None or varied is None:
             return None
+        problem, numbers = varied
         plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
-        found = kin.resized(call, once=not before) if plan is None else (plan._product, plan._choice)
+        found = kin.resized(ctx.engine, problem, once=not before) if plan is None else (plan._product, plan._choice)
         if found is None:
             return None
         product, choice = found
@@ -141,7 +143,7 @@ def _varied(
         return None
     queues = product.queues
     with ctx.running(call.name, checks=not queues, computes=not queues, on_device=False):
-        vote = hash((kin.number, before, plan is None, choice.number, *varied)) & _VOTES
+        vote = hash((kin.number, before, plan is None, choice.number, *numbers)) & _VOTES
         if ctx.size > 1 and gather_on(ctx.control, call.name, vote, ()) is None:
             return False
         calls.renew(kin.signature)  # first: it may be the next to go
@@ -181,11 +183,11 @@ class Kin:
         self._choice = choice
         self._products[choice.name] = product
 
-    def resized(self, call: UserCall[Any], *, once: bool) -> tuple[Product, Taken] | None:
+    def resized(
+        self, engine: Engine, problem: ParallelProblem, *, once: bool
+    ) -> tuple[Product, Taken] | None:
         """Return what computes a call of another size, perhaps only ``once``; None if it must be prepared."""
-        problem = call.task().problem
-        assert isinstance(problem, ParallelProblem)
-        choice = self._choice.resized(call.ctx.engine, problem)
+        choice = self._choice.resized(engine, problem)
         if choice is None or (product := self._products.get(choice.name)) is None:
             return None
         other = product.resized(problem, once=once)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from ..engines.product import Product
 from ..engines.request import Operands, Task
 from ..errors import UnsupportedError
+from ..layout import ParallelProblem
 from .runtime import Runtime
 
 Result = TypeVar("Result")
@@ -74,12 +75,12 @@ class UserCall(ABC, Generic[Result]):
         """Return what it has in common with earlier calls from which ``vary`` can derive it; None if nothing. Local."""
         return None
 
-    def vary(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
+    def vary(self, remembered: Any) -> tuple[ParallelProblem, tuple[int, ...]] | None:  # noqa: ARG002
         """Place the arrays, of which not all are like those of an earlier call, the kin. Local.
 
         Returns:
-            numbers that are the same on every rank if, and only if, all ranks vary the kin in the same way; None if it
-            must be read as a new call.
+            what is computed then, and numbers that are the same on every rank if, and only if, all ranks vary the kin
+            in the same way; None if it must be read as a new call.
         """
         return None
 

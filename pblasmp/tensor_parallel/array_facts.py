@@ -121,15 +121,22 @@ class ArrayFacts:
             first: the sum of x's first dimensions on all ranks.
             lead: x's dimensions except the last.
         """
-        form, outputs, rest = problem.form, problem.outputs, lead[1:]
-        if form == "allgather_matmul":
-            shape = (first, *rest, outputs[rank])
-        elif form == "matmul_reduce_scatter":
-            shape = (even_counts(lead[0], len(outputs))[rank], *rest, outputs[rank])
-        else:
-            shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
-        gathered = (first, *rest, problem.inputs[0]) if problem.return_gathered else None
+        shape, gathered = result_shapes(problem, rank, first, lead)
         return changed(self, lead=lead, shape=shape, gathered_shape=gathered)
+
+
+def result_shapes(
+    problem: ParallelProblem, rank: int, first: int, lead: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the shapes of a rank's result and of X gathered, None if that is not wanted. Local; as ``fitted``."""
+    form, outputs, rest = problem.form, problem.outputs, lead[1:]
+    if form == "allgather_matmul":
+        shape = (first, *rest, outputs[rank])
+    elif form == "matmul_reduce_scatter":
+        shape = (even_counts(lead[0], len(outputs))[rank], *rest, outputs[rank])
+    else:
+        shape = (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
+    return shape, (first, *rest, problem.inputs[0]) if problem.return_gathered else None
 
 
 @dataclass(frozen=True)
@@ -152,15 +159,6 @@ class Specification:
     def __hash__(self) -> int:
         p = self.problem
         return hash((p.form, p.tokens, p.rows, p.inputs, p.outputs, p.inner, self.activation))
-
-    def with_tokens(self, first: int, inner: int) -> Specification | None:
-        """Return the product of as many tokens on each rank, as ``ParallelProblem.with_tokens`` does. Local.
-
-        None if a rank has no part of it, or there are fewer tokens than ranks.
-        """
-        problem = self.problem.with_tokens(first, inner)
-        rows = problem.rows
-        return None if 0 in rows or first * inner < len(rows) else changed(self, problem=problem)
 
     @property
     def varies(self) -> bool:

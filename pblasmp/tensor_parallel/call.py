@@ -19,7 +19,7 @@ from ..engines.product import Product
 from ..engines.request import Operands, Options, Task
 from ..epilogue import Epilogue, Scales, bias_dtype
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError, short_repr
-from ..layout import MatmulProblem
+from ..layout import MatmulProblem, ParallelProblem
 from ..layout.grid import integer, one_of
 from ..layout.schemes import Form
 from ..layout.value import changed
@@ -143,14 +143,14 @@ class ParallelCall(UserCall[Any]):
         """
         return None if self.seen is None or self.seen[1] is None else self.seen[0]
 
-    def vary(self, remembered: Made) -> tuple[int, ...] | None:
+    def vary(self, remembered: Made) -> tuple[ParallelProblem, tuple[int, ...]] | None:
         """Place the arrays like those of a kin, assuming that x has these dimensions on every rank. Local."""
         assert self.seen is not None
         made = remembered.with_lead(self.seen)
-        if made is None:
+        if made is None or self.seen[1] is None:
             return None
         self.place(made)
-        return self.seen[1]
+        return made.problem, self.seen[1]
 
     def read(self, facts: dict[str, Any]) -> None:
         """Check this rank's arrays. Local."""
@@ -334,8 +334,7 @@ class ParallelCall(UserCall[Any]):
         Raises:
             ArgumentError: a scale is none, or c or out overlaps an array that it must not.
         """
-        self._made, self._spec, self._known = remembered, remembered.spec, remembered.known
-        known = remembered.known
+        self._made, known = remembered, remembered.common
         self._result, self._gathered, addresses = remembered.results(self.x, self.w, self.bias, self.out)
         self._addresses = (*addresses, *addresses_of(self.c)) if "c" in known.shapes else addresses
         self._fixed = bool(known.shapes or known.scales)
@@ -351,8 +350,10 @@ class ParallelCall(UserCall[Any]):
 
     def _at_addresses(self, views: Callable[..., Any] | None = None) -> Operands:
         """Return the local arrays, or what ``views`` makes, by their addresses. Local; raises as ``place``."""
-        at, known, rank, p = views or self.ctx.engine.at, self._known, self.ctx.rank, self._spec.problem
-        inputs, outputs, rows, width = known.inputs, known.outputs, p.tokens[rank], known.shape[-1]
+        made = self._made
+        assert made is not None
+        at, known, rank, p = views or self.ctx.engine.at, made.common, self.ctx.rank, made.problem
+        inputs, outputs, rows, width = known.inputs, known.outputs, p.tokens[rank], made.shape[-1]
         x, w, bias, result, gathered, *c = self._addresses
         row = scales = None
         if known.has_bias or known.scales:
@@ -370,7 +371,7 @@ class ParallelCall(UserCall[Any]):
             at(c[0], (p.rows[rank], width), known.c_dtype, known.lds[2]) if c else None,
             at(result, (p.rows[rank], width), known.out_dtype, known.lds[3]),
             self._epilogue(row) if known.has_bias or self.activation else None, scales,
-            at(gathered, (sum(p.tokens), inputs), known.dtype) if known.gathered_shape else None,
+            at(gathered, (sum(p.tokens), inputs), known.dtype) if made.gathered_shape else None,
         )  # fmt: skip
         if known.shapes:
             self._check_overlaps(local)
@@ -420,7 +421,10 @@ class ParallelCall(UserCall[Any]):
             if found != self._known.shape:
                 raise ArgumentError(f"{name}: shape is {found}, expected {self._known.shape}")
         engine, like = self.ctx.engine, self.w if isinstance(self.x, tuple) else self.x
-        self._result, self._gathered = new_results(engine, self._known, like, self.out)
+        known = self._known
+        self._result, self._gathered = new_results(
+            engine, known, known.shape, known.gathered_shape, like, self.out
+        )
         if local.d is None:
             local.d = fold(as_local(engine, self._result, "out"), "out")
         else:
@@ -444,11 +448,16 @@ class ParallelCall(UserCall[Any]):
 
     def key(self, number: int) -> Hashable:  # noqa: ARG002
         """Return what all ranks know of the product. Local."""
-        return self._spec
+        return self._asked
+
+    @property
+    def _asked(self) -> Specification:
+        """What is computed, and how."""
+        return self._spec if self._made is None else self._made.spec
 
     def task(self) -> Task:
         """Return what is computed, and how. Local."""
-        return Task(self._spec.problem, self._spec.options)
+        return Task(self._asked.problem, self._asked.options)
 
     def operands(self) -> Operands:
         """Return the local arrays. Local."""
@@ -561,6 +570,7 @@ def multiply(
     out: Any = None,
     bias: Any = None,
     scales: Scales | None = None,
+    like: Made | None = None,
     **how: Any,
 ) -> tuple[Any, Made | None]:
     """Return what a tensor-parallel function returns, and what makes calls like this one again, if anything can.
@@ -570,6 +580,7 @@ def multiply(
     Args:
         form: the function's name.
         ctx, x, w, c, out, bias, scales: its arguments.
+        like: an earlier call that may differ in x alone.
         **how: the others, in the same order in each place that calls this.
     """
     seen: Seen | None = None
@@ -578,7 +589,9 @@ def multiply(
     plain = c is out is scales is None
     if isinstance(ctx, Context):
         try:
-            seen = seen_of(form, (x, w, bias, c, out), scales, how)
+            seen = None if like is None else like.seen_with(x)
+            if seen is None:
+                seen = seen_of(form, (x, w, bias, c, out), scales, how)
             made = ctx.calls.known(seen)[1]
             if plain and made is None and seen is not None and seen[1] is not None:
                 kin = ctx.calls.known(seen[0])[1]

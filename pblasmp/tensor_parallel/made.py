@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..engines.request import CONSTANTS
@@ -22,13 +22,14 @@ from ..runtime.interop import (
 from ..runtime.planned import run
 from ..runtime.plans import Plan
 from ..runtime.user_call import NO_STREAM
-from .array_facts import ArrayFacts
+from .array_facts import ArrayFacts, Specification, result_shapes
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..epilogue import Scales
     from ..layout.schemes import Form
 
+Shape: TypeAlias = "tuple[int, ...]"
 Seen: TypeAlias = "tuple[Hashable, tuple[int, ...] | None]"
 """What tells calls apart, but for where their arrays are; and x's dimensions except the last, if calls that differ in
 nothing else can be derived from each other: x is contiguous, and neither c nor out is given."""
@@ -41,18 +42,23 @@ class Made:
         call: a ``ParallelCall``.
 
     Attributes:
-        spec, known: what was read.
+        problem, shape, gathered_shape: what is computed, and the shapes of the results.
+        common: what is known of the arrays, but for x's dimensions and those shapes.
         number: of the call; 0 until it has run.
         plan: the kept plan, perhaps closed since; None until it has run.
     """
 
     number = 0
     plan: Plan[Any] | None = None
+    _of: Made  # from which it was derived
 
     def __init__(self, call: Any) -> None:
         self.spec, self.known, self._seen = call._spec, call._known, call.seen
+        self.problem, self.common = self.spec.problem, self.known
+        self.shape, self.gathered_shape = self.known.shape, self.known.gathered_shape
         self._rank, self._size = call.ctx.rank, call.ctx.size
         self._stream = stream_getter(call.x)
+        self._sort_of_x = None if isinstance(call.x, tuple) else _sort(call.x, is_torch(call.x))
         self._device = call.x.device.index if is_torch(call.x) else None
         given = call.x, call.w, call.bias, call.out
         self._tensors = all(is_torch(each) for each in given if each is not None)
@@ -62,6 +68,26 @@ class Made:
         for name in ("_local", "_result", "_gathered", "_like", "_made"):
             setattr(self._call, name, None)
         self._varies = self.spec.varies
+
+    @cached_property
+    def spec(self) -> Specification:
+        """What is computed, and how."""
+        return changed(self._of.spec, problem=self.problem)
+
+    @cached_property
+    def known(self) -> ArrayFacts:
+        """What is known of the arrays."""
+        lead = self._seen[1]
+        return changed(self.common, lead=lead, shape=self.shape, gathered_shape=self.gathered_shape)
+
+    def seen_with(self, x: Any) -> Seen | None:
+        """Return what is seen of a call that differs in the tensor x alone; None if it must be looked at. Local."""
+        same, lead = self._seen
+        shape = x.shape
+        if lead is None or len(shape) != 1 + len(lead) or shape[-1] != self.common.inputs or 0 in shape:
+            return None
+        alike = _sort(x, True) == self._sort_of_x and x.is_contiguous()
+        return (same, tuple(shape[:-1])) if alike else None
 
     def with_lead(self, seen: Seen) -> Made | None:
         """Return a call that differs in x's dimensions except the last, as on every rank. Local.
@@ -75,11 +101,16 @@ class Made:
         if lead is None or not self._varies:
             return None
         first = lead[0] if lead else 1
-        spec = self.spec.with_tokens(first, math.prod(lead[1:]))
-        if spec is None:
+        problem = self.problem.with_tokens(first, math.prod(lead[1:]))
+        if 0 in problem.rows or problem.tokens[0] < self._size:
             return None
-        known = self.known.fitted(spec.problem, self._rank, first * self._size, lead)
-        return changed(self, spec=spec, known=known, _seen=seen, number=0, plan=None)
+        shape, gathered = result_shapes(problem, self._rank, first * self._size, lead)
+        made = changed(
+            self, problem=problem, shape=shape, gathered_shape=gathered, _of=self, _seen=seen, number=0, plan=None
+        )
+        for name in ("spec", "known"):  # are made when they are asked for: most of ever new sizes come once
+            made.__dict__.pop(name, None)
+        return made
 
     def call_on(self, seen: Seen | None, x: Any, w: Any, bias: Any) -> Any:
         """Return the call on other arrays. Local.
@@ -117,12 +148,11 @@ class Made:
 
     def results(self, x: Any, w: Any, bias: Any, out: Any = None) -> tuple[Any, Any, tuple[int, ...]]:
         """Return new results, or ``out``, an array for what is gathered, and where these and the given arrays are."""
-        known = self.known
+        shape = self.gathered_shape
         if not self._tensors:
-            y, gathered = new_results(self._call.ctx.engine, known, x, out)
+            y, gathered = new_results(self._call.ctx.engine, self.common, self.shape, shape, x, out)
             return y, gathered, addresses_of(x, w, bias, y, gathered)
-        shape = known.gathered_shape
-        y = x.new_empty(known.shape, dtype=self._dtype) if out is None else out
+        y = x.new_empty(self.shape, dtype=self._dtype) if out is None else out
         gathered = None if shape is None else x.new_empty(shape, dtype=self._gathered_dtype)
         return y, gathered, (
             x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
@@ -140,12 +170,13 @@ def addresses_of(*arrays: Any) -> tuple[int, ...]:
     return tuple([0 if each is None else address_of(each) for each in arrays])
 
 
-def new_results(engine: Engine, known: ArrayFacts, like: Any, out: Any = None) -> tuple[Any, Any]:
+def new_results(
+    engine: Engine, known: ArrayFacts, shape: Shape, gathered_shape: Shape | None, like: Any, out: Any = None
+) -> tuple[Any, Any]:
     """Return ``out`` or a new result, and a new array for what is gathered, None if that is not wanted. Local."""
-    shape = known.gathered_shape
     return (
-        new_like(like, engine, known.shape, known.out_dtype) if out is None else out,
-        None if shape is None else new_like(like, engine, shape, known.dtype),
+        new_like(like, engine, shape, known.out_dtype) if out is None else out,
+        None if gathered_shape is None else new_like(like, engine, gathered_shape, known.dtype),
     )
 
 
@@ -172,8 +203,14 @@ def seen_of(
     if c is out is None and how.get("algo") != "measure":
         shape, tensor = x.shape, is_torch(x)
         if 0 not in shape and (x.is_contiguous() if tensor else x.flags.c_contiguous):
-            return (*same, shape[-1], len(shape), _sort(x, tensor)), tuple(shape[:-1])
+            return _alike((*same, shape[-1], len(shape), _sort(x, tensor))), tuple(shape[:-1])
     return (*same, _kind(x), None if c is None else _kind(c), None if out is None else _kind(out)), None
+
+
+@lru_cache(1024)
+def _alike(facts: Hashable) -> Hashable:  # noqa: ARG001
+    """Return what stands for the facts of a call, and is hashed sooner. Local."""
+    return object()
 
 
 def _kind(array: Any) -> Hashable:

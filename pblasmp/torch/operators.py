@@ -165,6 +165,7 @@ class Again:
         self._how = {"transposed": transposed, "return_gathered": keep, "by_rule": by_rule, **how}
         self._parts = self._kind.part_of_x and "scales" not in how
         self._made: dict[Any, Made] = {}
+        self._latest: Made | None = None
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the product, and x gathered with ``keep``. Collective over the context, unless it is local.
@@ -181,9 +182,13 @@ class Again:
             found, self._made[key] = made(part, w, bias)
         else:
             rows = in_rows(part)
-            found, made = multiply(self._kind.call, self._ctx, rows, w, bias=bias, **self._how)
-            if made is not None and rows is part and len(self._made) < _MOST_SEEN:
-                self._made[key] = made
+            found, made = multiply(
+                self._kind.call, self._ctx, rows, w, bias=bias, like=self._latest, **self._how
+            )
+            if made is not None:
+                self._latest = made
+                if rows is part and len(self._made) < _MOST_SEEN:
+                    self._made[key] = made
         y, gathered = found if self._keep else (found, None)
         if self._total is not None:
             _check_total(self._kind, y, self._total)
