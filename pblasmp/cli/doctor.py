@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from .noise import Noise, trials, wrong_runs
 from .options import DEFAULT_RANKS
 from .ranks import FailureError, on_ranks
 from .reports import Reporter
+from .run import integers
 from .seats import Seat, faults_of_seats, lines_of_seats, seats_of_ranks, warn_before_mpi
 from .terminal import leading, plain
 
@@ -133,11 +133,6 @@ def _of_ranks(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"the ranks of a node share no memory: {found['why_not_shared']}", cure
 
 
-def _values(step: int, i: Any, j: Any) -> Any:
-    """Return small integers, whose products are exact."""
-    return (i * step + j) % 7 - 3
-
-
 def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     engine, runs = options
@@ -145,7 +140,7 @@ def _work(options: tuple[EngineName, int | None], reporter: Reporter) -> dict[st
     with Context(engine=engine) as ctx, reporter.errors():
         grid, gpus = Grid.squarest(ctx.size), ctx.engine.traits.on_gpus
         problem = MatmulProblem.gemm(_ORDER, _ORDER, _ORDER, grid, 64, dtype="float32")
-        a, b = (ctx.from_function(partial(_values, step), x) for step, x in ((2, problem.a), (3, problem.b)))
+        a, b = (ctx.from_function(integers(seed, x), x) for seed, x in enumerate((problem.a, problem.b)))
         wrong: dict[str, str] = {}
         checked = []
         for name, verdict in algorithms(problem, ctx).items():

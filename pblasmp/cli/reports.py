@@ -143,39 +143,23 @@ class Channel(Reporter):
 
     def found(self, part: Any) -> None:
         """Report it, on rank 0. Local."""
-        self._write({"found": part})
+        self.tell(found=part)
 
     def step(self, name: str) -> None:
         """Report it, on rank 0. Local."""
         self._next_progress = 0.0
-        self._write({"step": name})
+        self.tell(step=name)
 
     def progress(self, done: int, total: int) -> None:
         """Report it, on rank 0, at most ten times a second. Local."""
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + 0.1
-            self._write({"done": done, "total": total})
-
-    def began(self) -> None:
-        """Report that this rank runs, on rank 0. Local."""
-        self._write({"began": True})
+            self.tell(done=done, total=total)
 
     def temporary(self, path: Path) -> None:
         """Report it, on rank 0. Local."""
-        self._write({"temporary": str(path)})
-
-    def log(self, line: str) -> None:
-        """Report a line of the log. Local."""
-        self._write({"log": line})
-
-    def warning(self, text: str) -> None:
-        """Report a warning. Local."""
-        self._write({"warning": text})
-
-    def result(self, result: Any) -> None:
-        """Report the result of the work, on rank 0. Local."""
-        self._write({"result": result})
+        self.tell(temporary=str(path))
 
     def error(self, error: BaseException) -> None:
         """Report an error, once. Local."""
@@ -183,7 +167,7 @@ class Channel(Reporter):
             self._told = error
             message = describe(error) if _is_expected(error) else f"rank {self._rank}: {describe(error)}"
             trace = traceback.format_exc()
-            self._write({"error": message, "bad_input": is_bad_input(error), "trace": trace})
+            self.tell(error=message, bad_input=is_bad_input(error), trace=trace)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -205,7 +189,8 @@ class Channel(Reporter):
                     self._read[path] += len(line)
                     yield json.loads(line)
 
-    def _write(self, event: Event) -> None:
+    def tell(self, **event: Any) -> None:
+        """Report an event: errors, log and warnings of any rank, all else on rank 0. Local."""
         if self._rank > 0 and not {"error", "log", "warning"} & event.keys():
             return
         with (self._directory / f"rank{self._rank:06}.events").open("a") as file:
@@ -221,7 +206,7 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record. Local."""
-        self._channel.log(self.format(record))
+        self._channel.tell(log=self.format(record))
 
 
 def work_here(directory: Path) -> int:
@@ -233,15 +218,15 @@ def work_here(directory: Path) -> int:
     gc.enable()
     around = surroundings()
     channel = Channel(directory, around.rank if around else 0)
-    channel.began()
+    channel.tell(began=True)
     try:
         show_logs(LogHandler(channel))
         if nranks == 1:
             sys.modules["mpi4py"] = None  # type: ignore[assignment]  # one rank needs no MPI: none is tried
         else:
             check_world(nranks, around.title if around else "mpirun")
-        with warnings_to(channel.warning):
-            channel.result(work(options, channel))
+        with warnings_to(lambda text: channel.tell(warning=text)):
+            channel.tell(result=work(options, channel))
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
         channel.error(error)
         return 1

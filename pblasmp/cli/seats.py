@@ -96,11 +96,12 @@ class Seat:
             gpus: whether to ask CUDA.
         """
         location = comm.locations()[comm.rank]
+        cores = tuple(i for i in range(location.cores.bit_length()) if location.cores >> i & 1)
         threads = os.environ.get(_THREADS, "").partition(",")[0]
         visible, deaf = visible_gpus() if gpus else ([], [])
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return cls(
-            comm.rank, *location.machine, _cores_of(location), int(threads) if threads.isdecimal() else 0,
+            comm.rank, *location.machine, cores, int(threads) if threads.isdecimal() else 0,
             _together(comm), memory_bytes(), available_bytes(), _free_shared_bytes(),
             -1 if locked == resource.RLIM_INFINITY else locked,
             {name: address for address, name in interfaces().items() if not address.startswith("127.")},
@@ -114,10 +115,6 @@ class Seat:
 
 Node: TypeAlias = Sequence[Seat]
 """The seats of the ranks of a machine."""
-
-
-def _cores_of(location: Location) -> tuple[int, ...]:
-    return tuple(i for i in range(location.cores.bit_length()) if location.cores >> i & 1)
 
 
 def _free_shared_bytes() -> int:

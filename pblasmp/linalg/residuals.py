@@ -67,27 +67,18 @@ class _Operator(NamedTuple):
             return applied(op)
         mirrors = {"her": "C", "sym": "T"}.get(self.kind, "")
         lower = (self.uplo == "L") == (op == "N" or bool(mirrors))
-
-        def strictly(i: Array, j: Array) -> Array:
-            return np.asarray(i > j if lower else i < j)
-
-        def mirrored(i: Array, j: Array) -> Array:
-            return np.asarray(i < j if lower else i > j)
-
-        def diagonal(i: Array, j: Array) -> Array:
-            return np.asarray(i == j)
-
+        strictly, mirrored = (np.greater, np.less) if lower else (np.less, np.greater)
         straight = "N" if mirrors else op
         y = applied(straight, strictly)
         if self.unit:
             least = min(len(x), len(y))
             y[:least] += np.ldexp(1.0, -self.exponent) * x[:least]
             return y
-        on = applied(straight, diagonal)
+        on = applied(straight, np.equal)
         if mirrors:
             y = y + applied(mirrors, mirrored)
         if mirrors == "C":
-            on = (on + applied("C", diagonal)) / 2  # its real part alone counts
+            on = (on + applied("C", np.equal)) / 2  # its real part alone counts
         return y + on
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
+from ..dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, real_dtype, scalar
 from ..engines.arrays import same_memory
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import MatrixDescriptor
@@ -344,11 +344,6 @@ def _unary(matrix: Matrix, call: str, name: str, dtype: np.dtype) -> Matrix:
         else:
             ctx.engine.from_host(out.local, getattr(np, name)(matrix.on_host()))
         return out
-
-
-def real_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the type of the real parts of elements of ``dtype``. Local."""
-    return DTYPES["float64" if dtype.itemsize == 16 else "float32"] if dtype.kind == "c" else dtype
 
 
 def real(matrix: Matrix) -> Matrix:

@@ -443,7 +443,7 @@ class DistributedMatrix(Handle):
             ArgumentError: there is no such axis, or complex would become real.
         """
         with self.context.running("sum"):
-            return reductions.total(self, axis, dtype)
+            return reductions.total(self, "sum", axis, dtype)
 
     def mean(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the mean of all elements, or of each column or row, on every rank. Collective over the context.
@@ -451,7 +451,7 @@ class DistributedMatrix(Handle):
         Arguments and errors as for :meth:`sum`. The mean of no elements is NaN.
         """
         with self.context.running("mean"):
-            return reductions.mean(self, axis, dtype)
+            return reductions.total(self, "mean", axis, dtype)
 
     def std(self, axis: int | None = None) -> Any:
         """Return the standard deviation of all elements, or of each column or row. Collective over the context.

@@ -175,26 +175,18 @@ _EXTREMES = {
 }
 
 
-def total(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
-    """Return a sum over everything or along an axis. Collective over the context; see ``DistributedMatrix.sum``."""
-    return _total(matrix, "sum", axis, dtype)
-
-
-def mean(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
-    """Return a mean over everything or along an axis. Collective over the context; see ``DistributedMatrix.mean``."""
-    return _total(matrix, "mean", axis, dtype)
-
-
 def deviation(matrix: Any, axis: int | None) -> Any:
     """Return a standard deviation. Collective over the context; see ``DistributedMatrix.std``."""
     with np.errstate(all="ignore"):
-        middle = mean(matrix, axis, double_dtype(matrix.dtype))
+        middle = total(matrix, "mean", axis, double_dtype(matrix.dtype))
         away = abs(matrix - (middle[:, None] if _of_rows(axis) else middle))
-        found = np.sqrt(mean(away * away, axis, None))
+        found = np.sqrt(total(away * away, "mean", axis, None))
         return found.astype(real_dtype(matrix.dtype))[()]
 
 
-def _total(matrix: Handle, call: str, axis: int | None, dtype: DTypeLike | None) -> Any:
+def total(matrix: Handle, call: str, axis: int | None, dtype: DTypeLike | None) -> Any:
+    """Return the "sum", or the "mean", of all elements or along an axis. Collective over the context."""
+
     def check() -> None:
         _check_axis(axis)
         kind = matrix.dtype if dtype is None else as_dtype(dtype)
@@ -280,17 +272,13 @@ def _columns(
 
 def trace(matrix: Handle) -> Any:
     """Return the sum of the diagonal. Collective over the context; see ``DistributedMatrix.trace``."""
-    found = _diagonal(matrix, "trace")
+    found = diagonal(matrix, "trace")
     with np.errstate(all="ignore"):
         return np.asarray(found.astype(double_dtype(matrix.dtype)).sum()).astype(matrix.dtype)[()]
 
 
-def diagonal(matrix: Handle) -> NDArray[Any]:
+def diagonal(matrix: Handle, call: str = "diagonal") -> NDArray[Any]:
     """Return the diagonal. Collective over the context; see ``DistributedMatrix.diagonal``."""
-    return _diagonal(matrix, "diagonal")
-
-
-def _diagonal(matrix: Handle, call: str) -> NDArray[Any]:
     ctx, d = matrix.context, matrix.descriptor
     with ctx.agreement(call) as facts:
         facts["matrix"] = d
