@@ -102,7 +102,7 @@ def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
     x = given["x"]
     asked = x.known_call(called) if isinstance(x, Handle) else None
     if asked is not None and not (writes and not all(each.writeable for each in given.values())):
-        direct = x.context.direct
+        direct = x.context.engine.direct
         found = (direct.run if writes else direct.reduce)(x.context.control, asked)
     else:
         found = _directly(called, [column(each) for each in given.values()], alpha)
@@ -242,7 +242,7 @@ def written(routine: str, arguments: dict[str, Any]) -> DistributedMatrix:
     out, done = arguments["out"], None
     asked = out.known_call((routine, *arguments.values())) if isinstance(out, Handle) else None
     if asked is not None and out.writeable:
-        done = out.context.direct.run(out.context.control, asked)
+        done = out.context.engine.direct.run(out.context.control, asked)
     found: DistributedMatrix = out if done else VectorCall(routine, arguments).run(voted=done is False)
     return found
 

@@ -280,14 +280,3 @@ class Found:
     values: NDArray[Any] | None = None
     condition: float = 0.0
     doubtful: bool = False
-
-
-class FactorProduct(Product):
-    """A prepared factorization, or what is solved with one."""
-
-    def compute(self, operands: Operands) -> Found:
-        """Compute, and return what was found. Collective over the context."""
-        raise NotImplementedError
-
-    def _queue(self, operands: Operands) -> Found:
-        return self.compute(operands)

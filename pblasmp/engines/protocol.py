@@ -186,7 +186,8 @@ class Engine(Protocol):
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
         measured: times of algorithms on this machine; None until the context has read them.
-        direct: computes calls that need no plan; None if it has none.
+        direct: computes calls that need no plan; None if it has none. Measured times do not matter for these: they are
+            those of plans, which such a call costs more to look up than to compute.
     """
 
     operations: Operations

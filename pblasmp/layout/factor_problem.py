@@ -189,10 +189,6 @@ class FactorProblem(Problem):
     def _keys(self) -> dict[str, Any]:
         return {"factorization": self.routine, **self.options}
 
-    def facts(self) -> dict[str, object]:
-        """Return by name what must be the same on every rank. Local."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
     def __str__(self) -> str:
         rows, cols = self.a.shape
         what: str = self.routine

@@ -123,13 +123,6 @@ class Level3Problem(Problem):
             return 1
         return self.a.shape[1 if self.op_a == "N" else 0]
 
-    def facts(self) -> dict[str, object]:
-        """Return by name what must be the same on every rank. Local."""
-        return {
-            "routine": self.routine, "a": self.a, "b": self.b, "c": self.c, "d": self.d,
-            "side": self.side, "uplo": self.uplo, "op_a": self.op_a, "diag": self.diag,
-        }  # fmt: skip
-
     @property
     def flops(self) -> int:
         """Floating-point operations, four times as many for complex types."""

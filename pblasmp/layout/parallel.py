@@ -25,13 +25,12 @@ from .schemes import FORMS, Form
 from .value import Problem, changed
 
 if TYPE_CHECKING:
-    from .schemes import Op
+    from .schemes import Op, Scheme
 
 _ALIGNMENT = 16  # bytes
 _SHARES = ("tokens", "inputs", "outputs", "rows")
-_DEFAULTS = {
-    "outputs_first": True, "inner": 1, "return_gathered": False, "turned": False, "transposed": "", "conjugated": "",
-}  # fmt: skip
+_TYPES = ("dtype", "w_dtype", "out_dtype", "c_dtype")
+_OPTIONS = ("outputs_first", "inner", "return_gathered", "turned", "transposed", "conjugated")
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,7 @@ class ParallelProblem(Problem):
 
     def facts(self) -> dict[str, object]:
         """Return by name what must be the same on every rank. Local."""
-        return {
-            "form": self.form, "tokens": self.tokens, "inputs": self.inputs, "outputs": self.outputs,
-            "rows": self.rows, "dtype": self.dtype, "w_dtype": self.w_dtype, "out_dtype": self.out_dtype,
-            "c_dtype": self.c_dtype, "outputs_first": self.outputs_first, "inner": self.inner,
-            "return_gathered": self.return_gathered,
-        }  # fmt: skip
+        return {name: getattr(self, name) for name in ("form", *_SHARES, *_TYPES, *_OPTIONS[:3])}
 
     @property
     def flops(self) -> int:
@@ -155,16 +149,8 @@ class ParallelProblem(Problem):
 
     def _keys(self) -> dict[str, Any]:
         shares = {name: list(getattr(self, name)) for name in _SHARES}
-        kinds = {
-            name: x.name
-            for name in ("dtype", "w_dtype", "out_dtype", "c_dtype")
-            if (x := getattr(self, name)) is not None
-        }
-        options = {
-            name: getattr(self, name)
-            for name in ("outputs_first", "inner", "return_gathered", "turned", "transposed", "conjugated")
-            if getattr(self, name) != _DEFAULTS[name]
-        }
+        kinds = {name: x.name for name in _TYPES if (x := getattr(self, name)) is not None}
+        options = {name: x for name in _OPTIONS if (x := getattr(self, name)) != getattr(type(self), name)}
         apart = {name: list(each) for name, each in self.row_bytes}
         return {"form": self.form, **shares, **kinds, **options, **({"row_bytes": apart} if apart else {})}
 
@@ -293,27 +279,17 @@ class ParallelProblem(Problem):
             if list(shards) != even:
                 return f"{name} are {list(shards)} on the ranks, expected {even}"
         down, across = Grid(self.size, 1), Grid(1, self.size)
-
-        def matrix(
-            rows: int, cols: int, mb: int, nb: int, grid: Grid, *, flip: bool = False
-        ) -> MatrixDescriptor:
-            x = MatrixDescriptor((rows, cols), (max(1, mb), max(1, nb)), grid, dtype=self.dtype, order="C")
-            return replace(x.T, order="C") if flip else x
-
-        flip = not self.outputs_first
-        op_b: Op = "T" if self.outputs_first else "N"
+        tokens, outputs, inputs = self.sizes
         if self.gathers:
-            tokens, outputs, inputs = sum(self.tokens), sum(self.outputs), self.inputs[0]
             block = max(1, first[0]) * max(1, self.inner)
-            a = matrix(tokens, inputs, block, inputs, down)
-            b = matrix(outputs, inputs, self.outputs[0], inputs, down, flip=flip)
-            d = matrix(tokens, outputs, block, self.outputs[0], across)
+            a = self._matrix(tokens, inputs, block, inputs, down)
+            b = self._matrix(outputs, inputs, self.outputs[0], inputs, down)
+            d = self._matrix(tokens, outputs, block, self.outputs[0], across)
         else:
-            tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
-            a = matrix(tokens, inputs, self.rows[0], self.inputs[0], across)
-            b = matrix(outputs, inputs, outputs, self.inputs[0], across, flip=flip)
-            d = matrix(tokens, outputs, self.rows[0], outputs, down)
-        return self._typed(MatmulProblem(a, b, d, "N", op_b))
+            a = self._matrix(tokens, inputs, self.rows[0], self.inputs[0], across)
+            b = self._matrix(outputs, inputs, outputs, self.inputs[0], across)
+            d = self._matrix(tokens, outputs, self.rows[0], outputs, down)
+        return self._product(a, b, d, "gemm")
 
     def as_allreduce(self) -> MatmulProblem | str:
         """Return GEMM + AllReduce with K in equal blocks, the last ones shorter, or why it is not one. Local."""
@@ -322,18 +298,23 @@ class ParallelProblem(Problem):
         even = [*even_counts(sum(self.inputs), self.size)]
         if list(self.inputs) != even:
             return f"inputs are {list(self.inputs)} on the ranks, expected {even}"
-        tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
-        block, across = max(1, even[0]), Grid(1, self.size)
-        a = MatrixDescriptor((tokens, inputs), (max(1, tokens), block), across, dtype=self.dtype, order="C")
-        b = MatrixDescriptor((outputs, inputs), (max(1, outputs), block), across, dtype=self.dtype, order="C")
-        if not self.outputs_first:
-            b = replace(b.T, order="C")
-        down = Grid(self.size, 1)
-        d = MatrixDescriptor(
-            (tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C"
-        )
-        op_b: Op = "T" if self.outputs_first else "N"
-        return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="matmul_allreduce"))
+        (tokens, outputs, inputs), across = self.sizes, Grid(1, self.size)
+        a = self._matrix(tokens, inputs, tokens, even[0], across)
+        b = self._matrix(outputs, inputs, outputs, even[0], across)
+        d = self._matrix(tokens * self.size, outputs, tokens, outputs, Grid(self.size, 1))
+        return self._product(a, b, d, "matmul_allreduce")
+
+    def _matrix(self, rows: int, cols: int, mb: int, nb: int, grid: Grid) -> MatrixDescriptor:
+        """Return a matrix in C order, in blocks of at least one row and column. Local."""
+        return MatrixDescriptor((rows, cols), (max(1, mb), max(1, nb)), grid, dtype=self.dtype)
+
+    def _product(
+        self, a: MatrixDescriptor, w: MatrixDescriptor, d: MatrixDescriptor, scheme: Scheme
+    ) -> MatmulProblem:
+        """Return D = A Wᵀ of these operands' types, with W as it is in memory. Local."""
+        if self.outputs_first:
+            return self._typed(MatmulProblem(a, w, d, "N", "T", scheme=scheme))
+        return self._typed(MatmulProblem(a, replace(w.T, order="C"), d, scheme=scheme))
 
     def _typed(self, p: MatmulProblem) -> MatmulProblem:
         """Return a product of these operands' types, with C if there is one."""

@@ -277,13 +277,6 @@ class MatmulProblem(Problem):
         """Columns of op(B)."""
         return self.b.shape[1 if self.op_b == "N" else 0]
 
-    def facts(self) -> dict[str, object]:
-        """Return by name what must be the same on every rank. Local."""
-        return {
-            "a": self.a, "b": self.b, "c": self.c, "d": self.d,
-            "op_a": self.op_a, "op_b": self.op_b, "scheme": self.scheme,
-        }  # fmt: skip
-
     @property
     def flops(self) -> int:
         """Floating-point operations of the product: 2 m n k, four times that for complex types."""

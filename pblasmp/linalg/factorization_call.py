@@ -193,7 +193,7 @@ class FactorizationCall(UserCall[T]):
             Exception: what the ranks agreed to raise.
         """
         ctx, out = self.ctx, self.given["out"]
-        direct, like = ctx.direct, a if b is None else b
+        direct, like = ctx.engine.direct, a if b is None else b
         if direct is None or not isinstance(a, Handle) or not isinstance(like, Handle) or ctx.control.gone():
             return None
         ctx.check_open()

@@ -140,7 +140,7 @@ class MatrixCall(UserCall[Any]):
             Exception: what the ranks agreed to raise.
         """
         ctx = self.ctx
-        direct = ctx.direct
+        direct = ctx.engine.direct
         if direct is None or not ctx.is_usable:
             if not (ctx.is_closed or ctx.control.gone()):
                 ctx.check_open()

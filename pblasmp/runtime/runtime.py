@@ -207,17 +207,8 @@ class Runtime(Generic[Matrix]):
         return self.comm.size
 
     @property
-    def direct(self) -> Direct | None:
-        """What computes calls without a plan; None if the engine has nothing of the kind.
-
-        Measured times do not matter: they are those of plans, which a call below the limits of direct calls costs more
-        to look up than to compute.
-        """
-        return self.engine.direct
-
-    @property
     def direct_on_host(self) -> Direct | None:
-        """The same for calls that only CPU ranks compute without a plan; None on GPUs, and if a rank is gone.
+        """What computes calls without a plan that only CPU ranks have; None on GPUs, and if a rank is gone.
 
         Raises:
             ClosedError: the context is closed.

@@ -17,7 +17,7 @@ from ...layout import MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ...layout.pieces import CopiedParts
 from ..arrays import move, same_memory, window_of
-from ..product import FactorProduct, Found, Workspace
+from ..product import Found, Product, Workspace
 from ..protocol import Engine
 from ..request import LocalArray, Operands
 from .factor_panels import Array, FactorPanels, SharedPanels
@@ -314,7 +314,7 @@ class Mover:
             move(bench.engine, d[window], to[window], arrays, part)
 
 
-class PanelsProduct(FactorProduct):
+class PanelsProduct(Product):
     """A factorization on panels, or what is solved with one. Making and running one is collective over the context.
 
     Matrices are moved to panels, computed with there, and moved back.
@@ -343,7 +343,7 @@ class PanelsProduct(FactorProduct):
         placed = [each is not None and each.in_place for each in self._places()]
         self.workspace = self._bench.workspace(placed, delays=self.delays)
 
-    def compute(self, operands: Operands) -> Found:
+    def _queue(self, operands: Operands) -> Found:
         with self._operations.factoring():
             return self._compute(operands)
 

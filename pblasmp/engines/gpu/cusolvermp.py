@@ -193,9 +193,8 @@ class CusolvermpProduct(SpectralProduct):
         library.grid(self._a.grid)
         self.path = "cuSOLVERMp" + (", on moved matrices" if self.moved else "")
 
-    def compute(self, operands: Operands) -> Found:
-        """Compute, and return what was found. Collective over the context."""
-        return replace(super().compute(operands), doubtful=self._problem.d is not None)
+    def _queue(self, operands: Operands) -> Found:
+        return replace(super()._queue(operands), doubtful=self._problem.d is not None)
 
     def _eigenvalues(self, a: Array, z: Array | None) -> tuple[int, Array, int]:
         library, work, cupy = self._library, self._a, self._library.runtime.cupy

@@ -16,7 +16,7 @@ from ...dtypes import real_dtype
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.factor_problem import FactorProblem
 from ..arrays import move, new_part, window_of
-from ..product import FactorProduct, Found, Product
+from ..product import Found, Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
 from .extremes import largest, scale_by_power, scaling
@@ -34,7 +34,7 @@ class SpectralMethod(Method):
         return isinstance(problem, FactorProblem) and problem.routine in ("eigh", "svd")
 
 
-class SpectralProduct(FactorProduct):
+class SpectralProduct(Product):
     """Eigenvalues or singular values by a library. Making and running one is collective over the context.
 
     Args:
@@ -67,8 +67,7 @@ class SpectralProduct(FactorProduct):
         """Return INFO and the singular values, descending; write U and V^H. Collective."""
         raise NotImplementedError
 
-    def compute(self, operands: Operands) -> Found:
-        """Compute, and return what was found. Collective over the context."""
+    def _queue(self, operands: Operands) -> Found:
         p, work, given = self._problem, self._a, operands
         real, least = real_dtype(p.a.dtype), min(p.a.shape)
         first, last = p.subset or (0, least - 1)
