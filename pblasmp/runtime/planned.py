@@ -133,7 +133,11 @@ def _varied(
             return None
         problem, numbers = varied
         plan: Plan[Result] | None = ctx.kept.peek(call.key(0)) if before else None
-        found = kin.resized(ctx.engine, problem, once=not before) if plan is None else (plan._product, plan._choice)
+        found = (
+            kin.resized(ctx.engine, problem, once=not before)
+            if plan is None
+            else (plan._product, plan._choice)
+        )
         if found is None:
             return None
         product, choice = found

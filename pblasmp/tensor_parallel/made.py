@@ -106,7 +106,14 @@ class Made:
             return None
         shape, gathered = result_shapes(problem, self._rank, first * self._size, lead)
         made = changed(
-            self, problem=problem, shape=shape, gathered_shape=gathered, _of=self, _seen=seen, number=0, plan=None
+            self,
+            problem=problem,
+            shape=shape,
+            gathered_shape=gathered,
+            _of=self,
+            _seen=seen,
+            number=0,
+            plan=None,
         )
         for name in ("spec", "known"):  # are made when they are asked for: most of ever new sizes come once
             made.__dict__.pop(name, None)
