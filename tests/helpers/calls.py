@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of calls: a routine of levels 1 to 3, its options, a type, sizes, where operands are, and a way to call it.
+"""Calls of levels 1 to 3: a routine, its options, a type, sizes, where operands are, and a way to call it.
 
 Every operand has a place of its own, as PBLAS allows: grid, blocks, source, memory order, offset, transposition; in
 half of the calls no two of these are alike. It is part of a larger matrix. What may not be read is NaN, and what is
@@ -31,10 +31,10 @@ from pblasmp.pblas.routine_functions import DTYPE, names_of
 from tests.helpers import level3
 from tests.helpers.cases import OPS, layout, numbers, part, pick, scattered
 from tests.helpers.limits import changed_limits
-from tests.helpers.pairs import pairs
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-_LETTERS = {np.dtype(dtype).name: letter for letter, dtype in DTYPE.items()}
+LETTERS = {np.dtype(dtype).name: letter for letter, dtype in DTYPE.items()}
+"""In the names of PBLAS and ScaLAPACK."""
 _REAL = "pcsscal", "pzdscal"
 """Their alpha is real."""
 WRITERS = tuple(name for name, row in VECTOR_ROUTINES.items() if row.written and name != "swap")
@@ -64,20 +64,6 @@ def legal_options(routine: str, dtype: str = "float64") -> list[dict[str, str]]:
     letters = {"uplo": "LU", "op_a": "NTC", "diag": "NU"}
     names = VECTOR_ROUTINES[routine].options
     return [dict(zip(names, each, strict=True)) for each in itertools.product(*(letters[x] for x in names))]
-
-
-def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any, ...]]:
-    """Legal options of a routine, a type and values of other factors: all pairs of them; in long forms, all of them."""
-    every = legal_options(routine, "complex64") + legal_options(routine)
-    letters = {name: list(dict.fromkeys(each[name] for each in every)) for name in every[0]}
-    dtypes = (*DTYPES, "float16", "bfloat16") if routine == "matmul" else DTYPES
-
-    def legal(row: list[Any]) -> bool:
-        options = dict(zip(letters, row, strict=False))
-        return len(row) <= len(letters) or options in legal_options(routine, row[len(letters)])
-
-    for row in pairs(*letters.values(), dtypes, *factors, legal=legal):
-        yield dict(zip(letters, row, strict=False)), *row[len(letters) :]
 
 
 def draw_thresholds(rng: Any) -> tuple[dict[str, int], dict[str, Any]]:
@@ -554,7 +540,7 @@ def _changes_nothing(routine: str, sizes: tuple[int, ...], alpha: Any, beta: Any
 
 def _pblas_name(rng: Any, routine: str, options: dict[str, str], dtype: str) -> str:
     """One of PBLAS's names of a routine for a type; empty if there is none."""
-    letter = _LETTERS.get(dtype)
+    letter = LETTERS.get(dtype)
     if routine in VECTOR_ROUTINES:
         names = [name for name, of in VECTOR_ROUTINES[routine].names.items() if of == letter]
         return pick(rng, names) if names else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every routine × options × types × places of operands × ways to call it: see ``tests/helpers/calls.py``."""
+"""Every routine × options × types × places of operands × ways to call it: see ``tests/helpers/table.py``."""
 
 import itertools
 from contextlib import contextmanager
@@ -12,28 +12,19 @@ from hypothesis import strategies as st
 
 import pblasmp as pb
 from pblasmp import _core, pblas
+from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from pblasmp.pblas.routine_functions import PblasRoutine
 from pblasmp.runtime import matrix_calls
 from reference.scalapack import ScaLAPACK
-from tests.helpers import factor_cases, inside
-from tests.helpers.calls import (
-    DTYPES,
-    FUNCTIONS,
-    check_call,
-    check_level_1,
-    combinations,
-    draw_thresholds,
-    legal_options,
-    thresholds,
-    ways_of,
-)
-from tests.helpers.cases import extents, pick, short_messages
+from tests.helpers import inside, table
+from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
+from tests.helpers.cases import extents, pick
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, is_long, only_long
-from tests.helpers.spectral_cases import TABLE
+from tests.helpers.table import LINALG, TABLE
 from tests.helpers.tape import Tape, tapes
 
-BANDS = (0, 2), (1, 16), (1, 16), (33, 100)
+ROUTINES = {"first": FUNCTIONS[:7], "second": (*FUNCTIONS[7:], "reductions"), "linalg": tuple(LINALG)}
 
 
 @contextmanager
@@ -55,14 +46,6 @@ def grids(ctx, slk=None):
             slk.gridexit(theirs[1])
 
 
-def one(ctx, rng, routine, options, dtype, way, grid, bands=BANDS, apart=None):
-    """One call of the table, in small messages or large ones, on either side of the thresholds."""
-    sizes = extents(rng, *bands)
-    limits, how = draw_thresholds(rng)
-    with thresholds(limits, how), short_messages(pick(rng, (64, 1000, 1 << 22))):
-        check_call(ctx, rng, routine, options, dtype, way, sizes, *grid, apart=apart)
-
-
 def shared_out(comm, cases):
     """All cases on one rank; in the short form half of them on two ranks, and the other half on more."""
     return itertools.islice(cases, int(comm.size > 2), None, 1 if comm.size == 1 or is_long() else 2)
@@ -77,28 +60,38 @@ def each_its_own(comm, routine, apart):
     assert comm.size < 4 or len(apart) < 8 or any(features <= each for each in apart), routine
 
 
-def table(comm, routines, seed, bands=BANDS):
+def every_call(comm, routines, seed):
     """Every option in every type and way: all of them, or, in the short form, all pairs of those."""
     rng = np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
         for routine in routines:
             apart = []
-            for options, dtype, way in shared_out(comm, combinations(routine, ways_of(routine))):
-                one(ctx, rng, routine, options, dtype, way, pick(rng, every)[:1], bands, apart)
+            turns = range(draws(1, long=8) if routine in LINALG else 1)  # of linalg, most is drawn
+            for options, dtype, way, _ in shared_out(
+                comm, table.combinations(routine, TABLE[routine].ways, turns)
+            ):
+                table.check(ctx, rng, routine, options, dtype, way, pick(rng, every)[0], apart)
             each_its_own(comm, routine, apart)
 
 
-@pytest.mark.parametrize("routines", [FUNCTIONS[:7], FUNCTIONS[7:]], ids=["first", "second"])
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
+@pytest.fixture
+def no_library(monkeypatch):
+    """Small matrices need no ScaLAPACK."""
+    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
+
+
+@pytest.mark.parametrize("routines", ROUTINES.values(), ids=ROUTINES)
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 5, 6)])
+@pytest.mark.usefixtures("no_library")
 def test_every_call(nranks, routines):
-    run_mpi(table, nranks, routines=routines, seed=51)
+    run_mpi(every_call, nranks, routines=routines, seed=51)
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
 def test_every_call_on_several_nodes(nranks, per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    routines = FUNCTIONS if is_long() else FUNCTIONS[nranks % 3 :: 3]
-    run_mpi(table, nranks, routines=routines, seed=52)
+    routines = tuple(TABLE) if is_long() else tuple(TABLE)[nranks % 3 :: 3]
+    run_mpi(every_call, nranks, routines=routines, seed=52)
 
 
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
@@ -129,25 +122,11 @@ def test_small_calls_need_no_plan(comm):
 # -- at random
 
 
-def a_call(ctx, rng, every):
-    """Any call or reduction, or any factorization, solve, eigenvalues or singular values, drawn."""
-    name = pick(rng, pick(rng, ((*FUNCTIONS, "reductions"), TABLE)))
-    dtype = pick(rng, DTYPES)
-    if name == "reductions":
-        check_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0])
-    elif name in FUNCTIONS:
-        options, way = pick(rng, legal_options(name, dtype)), pick(rng, ways_of(name))
-        one(ctx, rng, name, options, dtype, way, pick(rng, every)[:1])
-    else:
-        how = pick(rng, (factor_cases.direct_blocks_of, factor_cases.panels_of))
-        with how(ctx, int(rng.integers(1, 9))), short_messages(pick(rng, (64, 1000, 1 << 22))):
-            name(ctx, rng, dtype)
-
-
 def some_calls(comm, given):
+    """Calls of the table that tapes have drawn."""
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
         for tape in given:
-            a_call(ctx, Tape(tape), every)
+            table.check_any(ctx, Tape(tape), [grid for grid, _ in every])
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 6)])
@@ -177,7 +156,7 @@ def refereed(comm, flavor, seed):
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
         for routine in FUNCTIONS:
             apart = []
-            for options, dtype in shared_out(comm, combinations(routine)):
+            for options, dtype in shared_out(comm, table.combinations(routine)):
                 if dtype in DTYPES:
                     (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
                     check_call(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs, apart)

@@ -15,11 +15,10 @@ import scipy.linalg
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.engines.host.host_transport import HostTransport
-from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from pblasmp.layout import Axis
 from pblasmp.pblas import factorizations as pblas_factorizations
 from tests.helpers import factor_cases, inside
-from tests.helpers.cases import check_array, layout, pick, refuses, scattered, short_messages
+from tests.helpers.cases import check_array, layout, pick, refuses, scattered
 from tests.helpers.factor_cases import (
     CASES,
     TYPES,
@@ -27,7 +26,6 @@ from tests.helpers.factor_cases import (
     direct_blocks_of,
     empty,
     failures,
-    layouts_apart,
     least_squares_at_the_ends,
     only,
     panels_of,
@@ -39,49 +37,24 @@ from tests.helpers.factor_cases import (
     without_full_rank,
 )
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
-from tests.helpers.slow import draws, in_turn, only_long
-from tests.helpers.spectral_cases import TABLE
+from tests.helpers.slow import in_turn, only_long
 
 
-def everything(comm, count, keep=1):
-    """Every case of the table; in half of them no two matrices have a grid, blocks or a source in common."""
-    rng, apart = np.random.default_rng(61), dict.fromkeys(TABLE, False)
+@pytest.mark.parametrize("nranks", [1, *only_long(2, 3), 4, *only_long(5, 6)])
+@pytest.mark.parametrize("per_node", [6, *only_long(1)])
+def test_least_squares_at_the_ends(nranks, per_node, monkeypatch):
+    """Tiny and large numbers, and what has no full rank; ``test_calls.py`` has all that is ordinary."""
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(min(nranks, per_node)))
+    run_mpi(ends, nranks)
+
+
+def ends(comm):
+    rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
-        every = itertools.product(TABLE[::-1], TYPES * count, (panels_of, direct_blocks_of))
-        for case, dtype, how in in_turn(every, keep=keep):
-            layouts = pick(rng, (contextlib.nullcontext, layouts_apart))
-            with (
-                how(ctx, int(rng.integers(1, 9))),
-                short_messages(pick(rng, (64, 1000, 1 << 22))),
-                layouts() as ds,
-            ):
-                case(ctx, rng, dtype)
-            features = zip(*((d.grid, d.block, d.source) for d in ds or ()), strict=True)
-            apart[case] |= ds is not None and all(len({*each}) == len(ds) for each in features)
-        assert comm.size < 4 or keep > 1 or all(apart.values()), apart
         for dtype in in_turn(TYPES, keep=4, first=comm.size // 2):
             with panels_of(ctx, int(rng.integers(1, 9))):
                 least_squares_at_the_ends(ctx, rng, dtype)
                 without_full_rank(ctx, rng, dtype)
-
-
-@pytest.fixture
-def no_library(monkeypatch):
-    """Small matrices need no ScaLAPACK."""
-    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2, 3), 4, *only_long(5, 6)])
-@pytest.mark.usefixtures("no_library")
-def test_every_layout(nranks):
-    run_mpi(everything, nranks, count=draws(1, long=8))
-
-
-@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((3, 1))])
-@pytest.mark.usefixtures("no_library")
-def test_several_nodes(nranks, per_node, monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_mpi(everything, nranks, count=draws(1, long=6), keep=5)
 
 
 @on_ranks(1, 4)
