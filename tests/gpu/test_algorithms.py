@@ -22,15 +22,15 @@ from tests.helpers.gpu.algorithms import (
     NOT_KEPT,
     PARALLEL,
     PRODUCTS,
+    check_parallel,
+    check_repeated_calls,
+    check_scheme,
     every_epilogue,
     every_float8,
-    one_parallel,
-    one_scheme,
-    repeated_calls,
     small_panels,
 )
-from tests.helpers.gpu.calls import algorithms, one_call
-from tests.helpers.gpu.products import everywhere
+from tests.helpers.gpu.calls import algorithms, check_random_call
+from tests.helpers.gpu.products import everywhere, failure
 from tests.helpers.gpu.tables import why_refused_here
 from tests.helpers.slow import fewer, thinned
 
@@ -45,12 +45,14 @@ OF_CUBLASMP = "default", "no_overlap", "split_p2p"
 CALLS = [(routine, algo) for routine in ROUTINES for algo in algorithms(routine)]
 
 
-def all_right(run: Callable[..., str], ctx: pb.Context, *case: str, seeds: Iterable[int], **how: Any) -> None:
+def all_right(
+    check: Callable[..., None], ctx: pb.Context, *case: str, seeds: Iterable[int], **how: Any
+) -> None:
     """Run every seed, an error counts as a fault; fail with the first faults."""
     found = []
     for seed in seeds:
         try:
-            fault = everywhere(ctx, run(ctx, *case, seed, **how))
+            fault = everywhere(ctx, failure(check, ctx, *case, seed, **how))
         except pb.PblasmpError as error:  # raised on every rank
             if "split_p2p" in case and isinstance(error, pb.StatusError):
                 continue  # which the library does not have for every type
@@ -61,9 +63,9 @@ def all_right(run: Callable[..., str], ctx: pb.Context, *case: str, seeds: Itera
     assert not found, f"{len(found)} wrong:\n" + "\n".join(found[:SHOWN])
 
 
-def none_wrong(ctx: pb.Context, cases: Iterable[tuple[str, str]]) -> None:
-    """Run every case; fail with the first faults."""
-    found = [(case, fault) for case, each in cases if (fault := everywhere(ctx, each))]
+def none_wrong(ctx: pb.Context, checks: Iterable[Callable[[], None]]) -> None:
+    """Run every check; fail with the first faults."""
+    found = [fault for check in checks if (fault := everywhere(ctx, failure(check)))]
     assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
 
 
@@ -79,12 +81,12 @@ def none_wrong(ctx: pb.Context, cases: Iterable[tuple[str, str]]) -> None:
 def test_products(ctx, algo, layouts, batch):
     seeds = range(batch * BATCH, batch * BATCH + min(BATCH, COUNT))
     with small_panels(ctx):
-        all_right(one_call, ctx, "matmul", algo, seeds=seeds, layouts=layouts)
+        all_right(check_random_call, ctx, "matmul", algo, seeds=seeds, layouts=layouts)
 
 
 @pytest.mark.parametrize(("name", "how"), KEPT + NOT_KEPT)
 def test_repeated_calls(ctx, name, how):
-    assert everywhere(ctx, repeated_calls(ctx, name, how)) == ""
+    assert everywhere(ctx, failure(check_repeated_calls, ctx, name, how)) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_schemes(ctx, scheme, algo):
     if algo == "no_overlap" and ctx.engine.version < 700:
         pytest.skip("newer versions have it")
     with small_panels(ctx):
-        all_right(one_scheme, ctx, scheme, algo, seeds=range(FEWER))
+        all_right(check_scheme, ctx, scheme, algo, seeds=range(FEWER))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -112,7 +114,7 @@ def test_float8(ctx, algo):
 @pytest.mark.parametrize(("routine", "algo"), CALLS)
 def test_routines(ctx, routine, algo):
     with small_panels(ctx):
-        all_right(one_call, ctx, routine, algo, seeds=range(FEWER))
+        all_right(check_random_call, ctx, routine, algo, seeds=range(FEWER))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_routines(ctx, routine, algo):
 )
 def test_tensor_parallel(ctx, form, algo):
     with small_panels(ctx):
-        all_right(one_parallel, ctx, form, algo, seeds=range(FEWER))
+        all_right(check_parallel, ctx, form, algo, seeds=range(FEWER))
 
 
 def test_larger_ones(ctx):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pblasmp as pb
-from tests.helpers.epilogues import KINDS, TOLERANCES, follow, followed, matrix, part, part_of_d, placed
+from tests.helpers.epilogues import KINDS, TOLERANCES, check_epilogue, follow, matrix, part, part_of_d, placed
 from tests.helpers.gpu.tables import Table
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import fewer
@@ -48,8 +48,8 @@ def test_epilogues_are_right(ctx, scheme, dtype):
         tolerance = max(TOLERANCES[dtype], APPROXIMATE if "gelu" in kind and dtype != "float64" else 0)
         beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != AR else 0.0
 
-        def run(p=p, kind=kind, tolerance=tolerance, beta=beta) -> str | None:
-            return followed(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
+        def run(p=p, kind=kind, tolerance=tolerance, beta=beta) -> None:
+            check_epilogue(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
 
         table.add(f"{scheme} {dtype} {order} {p.op_a}{p.op_b} {unit} beta {beta}: {kind}", run)
     table.check()
@@ -69,7 +69,7 @@ def test_schemes_are_fused(ctx, scheme):
         p = problem(ctx, scheme, "bfloat16", "C", "TN" if "bias_grad_" in kind else "NT", 128)
         table.add(
             f"{scheme} {algo}: {kind}",
-            lambda p=p, kind=kind, algo=algo: followed(
+            lambda p=p, kind=kind, algo=algo: check_epilogue(
                 ctx, rng, p, kind, fused=True, algo=algo, tolerance=3e-2
             ),
         )

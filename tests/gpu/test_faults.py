@@ -10,9 +10,17 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import epilogues, faults
-from tests.helpers.epilogues import followed
-from tests.helpers.gpu.calls import one_call
-from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
+from tests.helpers.epilogues import check_epilogue
+from tests.helpers.gpu.calls import check_random_call
+from tests.helpers.gpu.products import (
+    everywhere,
+    failure,
+    integers,
+    place,
+    poisoned,
+    product_part,
+    wrong_part,
+)
 from tests.helpers.schemes import AG, RS
 
 
@@ -125,9 +133,9 @@ def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", dtype="float64", order="C")
     rng = np.random.default_rng(61)
     for algo in ("auto", "default"):  # "auto" may take an algorithm that is not cuBLASMp's
-        assert everywhere(ctx, followed(ctx, rng, p, kind, algo=algo) or "") == ""
+        assert everywhere(ctx, failure(check_epilogue, ctx, rng, p, kind, algo=algo)) == ""
     monkeypatch.setattr(epilogues, "why_not_fused", lambda *_: "")
-    fault = everywhere(ctx, followed(ctx, rng, p, kind, algo="default") or "")
+    fault = everywhere(ctx, failure(check_epilogue, ctx, rng, p, kind, algo="default"))
     assert fault != "", f"cuBLASMp {ctx.engine.version}"
 
 
@@ -143,7 +151,7 @@ def test_syr2k_of_a_complex_alpha(ctx, monkeypatch):
         return [
             fault
             for seed in range(4)
-            if (fault := everywhere(ctx, one_call(ctx, "syr2k", algo, seed, **how)))
+            if (fault := everywhere(ctx, failure(check_random_call, ctx, "syr2k", algo, seed, **how)))
         ]
 
     for algo in ("auto", "cublasmp"):

@@ -13,8 +13,8 @@ import torch
 import pblasmp as pb
 from tests.helpers import float8
 from tests.helpers.copy_products import PRODUCTS
-from tests.helpers.epilogues import difference, part_of_d, placed
-from tests.helpers.gpu.products import everywhere
+from tests.helpers.epilogues import check_within, part_of_d, placed
+from tests.helpers.gpu.products import everywhere, failure
 from tests.helpers.gpu.tables import Table
 from tests.helpers.schemes import AG, AR, RS
 from tests.helpers.tensor_cases import FORMS
@@ -42,12 +42,14 @@ def test_products_are_right(ctx, scheme, order):
         p = float8.problem(scheme, ctx.size, types, order, unit=64)
         names = " x ".join(types[:2]) + " to " + types[2]
         within = tolerance(ctx, scheme, types[2])
-        table.add(f"{scheme} {order} {names}", lambda p=p, t=within: float8.scaled(ctx, rng, p, tolerance=t))
+        table.add(
+            f"{scheme} {order} {names}", lambda p=p, t=within: float8.check_scaled(ctx, rng, p, tolerance=t)
+        )
         if scheme == AR:
             continue  # there is no beta
         table.add(
             f"{scheme} {order} {names} with C",
-            lambda p=p, t=within: float8.scaled(ctx, rng, p, beta=-2.0, tolerance=t),
+            lambda p=p, t=within: float8.check_scaled(ctx, rng, p, beta=-2.0, tolerance=t),
         )
     table.check()
 
@@ -60,7 +62,7 @@ def test_epilogues_of_products_are_right(ctx, scheme):
             p = float8.problem(scheme, ctx.size, types, "C", unit=64)
             table.add(
                 f"{scheme} {types}: {activation} bias",
-                lambda p=p, activation=activation: float8.scaled(
+                lambda p=p, activation=activation: float8.check_scaled(
                     ctx, rng, p, activation=activation, tolerance=2 * tolerance(ctx, scheme, p.d.dtype.name)
                 ),
             )
@@ -72,7 +74,9 @@ def test_what_is_too_large_is_stored_as_the_largest(ctx):
     for types in float8.TYPES:
         if types[2].startswith("float8"):
             p = float8.problem(AG, ctx.size, types, "C", unit=64)
-            table.add(f"{types}", lambda p=p: float8.scaled(ctx, rng, p, overflow=True, tolerance=TOLERANCE))
+            table.add(
+                f"{types}", lambda p=p: float8.check_scaled(ctx, rng, p, overflow=True, tolerance=TOLERANCE)
+            )
     table.check()
 
 
@@ -90,7 +94,7 @@ def test_tensors_of_pytorch_are_taken_without_a_copy(ctx, name):
     assert a.local.data.ptr == tensor.data_ptr()
     d = pb.matmul(a, b, op_b="T", scheme=AG, scales=pb.Scales(a=0.5))
     expected = part_of_d(0.5 * values @ np.ones(p.b.shape).T, p, ctx.rank)
-    assert difference("D", d.on_host(), expected, 2.0**-7) is None
+    check_within("D", d.on_host(), expected, 2.0**-7)
 
 
 def test_a_graph_reads_the_scales(ctx):
@@ -137,14 +141,14 @@ def test_tensor_parallel_functions_are_right(ctx, form):
                 continue
             case = Case(ctx, rng, form, types, *even, arrays=arrays, activation=activation)
             name = f"{form} {types} {activation} {arrays=}"
-            table.add(name, lambda case=case: case.wrong(case(), tolerance=2 * tolerance))
+            table.add(name, lambda case=case: case.check(case(), tolerance=2 * tolerance))
         for beta, sizes in ((-2.0, even), *((beta, sizes) for sizes in others for beta in (0.0, 1.0))):
             if eight and (sizes != even or form == AR):
                 continue
             case = Case(ctx, rng, form, types, *sizes, beta=beta, arrays=arrays)
             table.add(
                 f"{form} {types} {sizes} {beta=} {arrays=}",
-                lambda case=case: case.wrong(case(), tolerance=tolerance),
+                lambda case=case: case.check(case(), tolerance=tolerance),
             )
     table.check()
 
@@ -161,7 +165,8 @@ def test_tensor_parallel_reports(ctx):
             if form == "matmul_allgather" or not even:  # which cuBLASMp has not
                 assert report.algorithm in PRODUCTS[form], report
     case = Case(ctx, rng, "matmul_allgather", TYPES[3], 64, 64 * p, 64)
-    assert everywhere(ctx, case.wrong(case(), tolerance=TOLERANCE) or "") == ""
+    y = case()
+    assert everywhere(ctx, failure(case.check, y, tolerance=TOLERANCE)) == ""
 
 
 def test_gathered_bytes(ctx):
@@ -170,7 +175,7 @@ def test_gathered_bytes(ctx):
         case = Case(ctx, rng, AG, TYPES[2], t, 64 * ctx.size, 64)
         y, gathered = case(return_gathered=True)
         same = np.array_equal(ctx.engine.to_host(gathered), case.whole_x.view(np.uint8))
-        fault = case.wrong(y, tolerance=TOLERANCE) or ("" if same else "X differs")
+        fault = failure(case.check, y, tolerance=TOLERANCE) or ("" if same else "X differs")
         assert everywhere(ctx, fault) == ""
 
 

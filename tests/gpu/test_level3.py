@@ -14,9 +14,9 @@ import pytest
 import pblasmp as pb
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.calls import legal_options
-from tests.helpers.gpu.calls import call_job, one_call
+from tests.helpers.gpu.calls import call_job, check_random_call
 from tests.helpers.gpu.moves import say
-from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned
+from tests.helpers.gpu.products import everywhere, failure, integers, part_of, place, poisoned
 from tests.helpers.gpu.tables import why_refused_here
 from tests.helpers.slow import draws, in_turn
 
@@ -28,9 +28,10 @@ TYPES = "float64", "float32", "complex128", "complex64"
 
 def checked(ctx, calls, routine, algo):
     """Make calls, given by seeds and what is not drawn; fail with the first that are wrong. Collective."""
-    faults = [
-        fault for seed, how in calls if (fault := everywhere(ctx, one_call(ctx, routine, algo, seed, **how)))
-    ]
+    faults = []
+    for seed, how in calls:
+        fault = everywhere(ctx, failure(check_random_call, ctx, routine, algo, seed, **how))
+        faults += [fault] if fault else []
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
@@ -78,7 +79,7 @@ def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
     fault = ""
     how = {"dtype": dtype, "options": legal_options(routine)[0], "sizes": (24, 21, 29), "layouts": "fits"}
     try:
-        fault = everywhere(ctx, one_call(ctx, routine, "cublasmp", 1, **how))
+        fault = everywhere(ctx, failure(check_random_call, ctx, routine, "cublasmp", 1, **how))
     except pb.UnsupportedError as error:  # before it runs
         say(ctx, f"{routine} {dtype}: {error}")
         if routine == "geadd" or why_refused_here(error):

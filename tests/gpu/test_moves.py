@@ -10,9 +10,9 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu import gpu_transport
-from tests.helpers.gpu.host_arrays import one_trip
+from tests.helpers.gpu.host_arrays import check_trip
 from tests.helpers.gpu.moves import grids, one_move, say
-from tests.helpers.gpu.products import everywhere, integers, place, wrong
+from tests.helpers.gpu.products import everywhere, failure, integers, place, wrong
 from tests.helpers.slow import thinned
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", thinned(1000)))
@@ -109,7 +109,7 @@ def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
     wrongs = [
         fault
         for seed in range(thinned(300))
-        if (fault := everywhere(ctx, one_trip(ctx, 100_000 * ctx.size + seed, directory)))
+        if (fault := everywhere(ctx, failure(check_trip, ctx, 100_000 * ctx.size + seed, directory)))
     ]
     assert not wrongs, "\n".join(wrongs[:5])
 

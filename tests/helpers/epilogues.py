@@ -133,16 +133,15 @@ def placed(ctx: pb.Context, values: np.ndarray) -> Any:
     return array
 
 
-def difference(name: str, got: np.ndarray, expected: np.ndarray, tolerance: float) -> str | None:
-    """How two arrays differ, or None: by how much of the largest value."""
-    if got.shape != expected.shape:
-        return f"{name}: shape {got.shape}, expected {expected.shape}"
+def check_within(name: str, got: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Fail if two arrays differ by more than ``tolerance`` times the largest value. Local."""
+    assert got.shape == expected.shape, name
     error = np.abs(got.astype(np.float64) - expected).max(initial=0)
     scale = max(1.0, np.abs(expected).max(initial=0))
-    return None if error <= tolerance * scale else f"{name}: off by {error} at a scale of {scale}"
+    assert error <= tolerance * scale, f"{name}: off by {error} at a scale of {scale}"
 
 
-def followed(
+def check_epilogue(
     ctx: pb.Context,
     rng: np.random.Generator,
     p: pb.MatmulProblem,
@@ -154,8 +153,8 @@ def followed(
     reports: list[Any] | None = None,
     fused: bool = False,
     **how: Any,
-) -> str | None:
-    """Run the product ``p`` with an epilogue and return what is wrong on this rank.
+) -> None:
+    """Run the product ``p`` with an epilogue; fail, after the last collective call, if this rank's part is wrong.
 
     Args:
         tolerance: of D, in units of its largest value; by default as a sum in float32, or float64, has it.
@@ -188,22 +187,23 @@ def followed(
         if reports is not None:
             reports.append(plan.report())
     if ctx.rank >= p.d.grid.size:
-        return None
+        return
+    case = f"{kind}, alpha {alpha}, beta {beta}, {how}, {p}"
     got = {name: ctx.engine.to_host(array) for name, array in arrays.items()}
-    wrong = [difference("D", ctx.engine.to_host(result.local), part_of_d(whole.d, p, ctx.rank), tolerance)]
+    d = ctx.engine.to_host(result.local)
+    check_within(f"{case}: D", d, part_of_d(whole.d, p, ctx.rank), tolerance)
     for name, vector in whole.vectors.items():
-        wrong.append(difference(name, got[name][0], part(name, vector, p, ctx.rank), 8 * tolerance))
+        check_within(f"{case}: {name}", got[name][0], part(name, vector, p, ctx.rank), 8 * tolerance)
     if "aux" in got and activation in ("relu", "gelu"):
         expected = part_of_d(whole.aux, p, ctx.rank)
         if activation == "gelu":
-            wrong.append(difference("aux", got["aux"], expected, tolerance))
+            check_within(f"{case}: aux", got["aux"], expected, tolerance)
         else:
             differs = masked(got["aux"], expected.shape, p.d.order) != (expected > 0)
             close = np.abs(expected) <= tolerance * max(1.0, np.abs(expected).max(initial=0))
-            wrong.append(
-                f"the mask differs in {(differs & ~close).sum()} bits" if (differs & ~close).any() else None
+            assert not (differs & ~close).any(), (
+                f"{case}: the mask differs in {(differs & ~close).sum()} bits"
             )
-    return next((each for each in wrong if each), None)
 
 
 def _arrays(

@@ -42,7 +42,7 @@ def problem(
     return replace(p, b=replace(p.b, dtype=b))
 
 
-def scaled(
+def check_scaled(
     ctx: pb.Context,
     rng: np.random.Generator,
     p: pb.MatmulProblem,
@@ -53,8 +53,8 @@ def scaled(
     overflow: bool = False,
     reports: list[Any] | None = None,
     **how: Any,
-) -> str | None:
-    """Run a product with scales, numbers and arrays, and return what is wrong on this rank.
+) -> None:
+    """Run a product with scales, numbers and arrays; fail, at the end, if this rank's part is wrong.
 
     Args:
         activation: of an epilogue with a bias, or None for none at all.
@@ -106,17 +106,18 @@ def scaled(
         if reports is not None:
             reports.append(plan.report())
     if ctx.rank >= p.d.grid.size:
-        return None
+        return
+    case = f"{p}, {beta=}, {activation=}, {overflow=}, {how}"
     expected = epilogues.part_of_d(whole, p, ctx.rank)
     found = float(ctx.engine.to_host(amax)[0, 0])
     top = np.abs(expected).max(initial=0)
-    if abs(found - top) > max(tolerance, 2.0**-8 if limit is None else 0) * max(top, 1):
-        return f"amax is {found}, expected {top}"
+    near = max(tolerance, 2.0**-8 if limit is None else 0) * max(top, 1)
+    assert abs(found - top) <= near, f"{case}: amax is {found}, expected {top}"
     stored = expected if limit is None else np.clip(expected * unit, -limit, limit)
     got = out.on_host().astype(np.float64)
     allowed = ROUNDING[p.d.dtype.name] * np.abs(stored) + tolerance * np.abs(stored).max(initial=0) + 2.0**-16
     worst = float((np.abs(got - stored) / allowed).max(initial=0))
-    return None if worst <= 1 else f"D is off by {worst} times what rounding allows"
+    assert worst <= 1, f"{case}: D is off by {worst} times what rounding allows"
 
 
 FACTORS = (("gemm", *MAKERS), TYPES, "CF")

@@ -100,24 +100,26 @@ class Case:
         )
         return plan
 
-    def wrong(self, found: Any, *, tolerance: float = 2.0**-12, factor: float = 1.0) -> str | None:
-        """What is wrong with a result and amax, None if nothing is.
+    def check(self, found: Any, case: str = "", *, tolerance: float = 2.0**-12, factor: float = 1.0) -> None:
+        """Fail unless a result and amax are NumPy's. Local.
 
         Args:
             found: the result.
+            case: what it is of.
             tolerance: besides its rounding, in units of its largest value.
             factor: by which scales differ from those of the case.
         """
         name, y = self.types[2], factor * self.y
-        if (found.dtype, found.shape) != (self.ctx.engine.operations.stored(as_dtype(name)), y.shape):
-            return f"{found.dtype} {found.shape}, expected {name} {y.shape}"
+        case = f"{case or self.form} {self.types} {self.how}"
+        assert found.dtype == self.ctx.engine.operations.stored(as_dtype(name)), case
+        assert found.shape == y.shape, case
         limit = LARGEST.get(name)
         top = np.abs(y).max(initial=0)
         amax = float(self.ctx.engine.to_host(self.amax)[0, 0])
         # of a result of 16 bits the largest value may be that of its rounded ones
-        if not abs(amax - top) <= (tolerance + (ROUNDING[name] if limit is None else 0)) * max(top, 1):
-            return f"amax is {amax}, expected {top}"
+        near = (tolerance + (ROUNDING[name] if limit is None else 0)) * max(top, 1)
+        assert abs(amax - top) <= near, f"{case}: amax is {amax}, expected {top}"
         stored = y if limit is None else np.clip(y * self.unit, -limit, limit)
         allowed = ROUNDING[name] * np.abs(stored) + tolerance * np.abs(stored).max(initial=0) + 2.0**-16
         worst = float((np.abs(on_host(self.ctx, found, name) - stored) / allowed).max(initial=0))
-        return None if worst <= 1 else f"off by {worst} times what rounding allows"
+        assert worst <= 1, f"{case}: off by {worst} times what rounding allows"

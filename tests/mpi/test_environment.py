@@ -219,9 +219,9 @@ def threads_of_several(comm):
     assert before
     assert before != limit
 
-    def is_back():
+    def check_is_back(case):
         gc.collect()
-        return None if _threads() == before else f"{_threads()}, before {before}"
+        assert _threads() == before, case
 
     def contexts(number):
         return [pb.Context(comm, engine="host") for _ in range(number)]
@@ -232,7 +232,7 @@ def threads_of_several(comm):
         for i in order:
             inside.append(_threads())
             ctx[i].close()
-        assert not is_back(), f"closed in order {order}"
+        check_is_back(f"closed in order {order}")
         assert inside == [limit] * 3, f"while open, order {order}"
     broken, whole = contexts(2)
     try:
@@ -244,19 +244,19 @@ def threads_of_several(comm):
         pass
     assert _threads() == limit, "one is broken: not limited any more"
     whole.close()
-    assert not is_back(), "the broken one is not closed"
+    check_is_back("the broken one is not closed")
     broken.close()
-    assert not is_back(), "it is closed"
+    check_is_back("it is closed")
     ctx = pb.Context(comm, engine="host")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         del ctx
-        assert not is_back(), "one is dropped"
+        check_is_back("one is dropped")
     alone = comm.Split(comm.rank)
     ctx = pb.Context(alone, engine="host")
     inside = _threads()
     ctx.fail(ValueError("shown at a prompt, which goes on"))
-    assert not is_back(), "one has failed"
+    check_is_back("one has failed")
     alone.Free()
     assert inside == {ctx.engine.threads}, "while one is alone"
 

@@ -9,7 +9,16 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, pick, refuses, scattered
-from tests.helpers.epilogues import KINDS, TOLERANCES, difference, follow, followed, matrix, part, part_of_d
+from tests.helpers.epilogues import (
+    KINDS,
+    TOLERANCES,
+    check_epilogue,
+    check_within,
+    follow,
+    matrix,
+    part,
+    part_of_d,
+)
 from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.pairs import pairs
 from tests.helpers.schemes import AG, AR, MAKERS, RS
@@ -44,9 +53,7 @@ def general(comm, part, parts):
             )
             beta = pick(rng, (0.0, 0.0, -0.5))
             algo = pick(rng, ("auto", "shared", "gathered", "panels"))
-            assert not followed(ctx, rng, p, kind, alpha=pick(rng, (1.0, 2.0)), beta=beta, algo=algo), (
-                f"{kind}: {dtype} to {out}, {op_a}{op_b}, {orders}, {m}x{n}x{k} on {grid}"
-            )
+            check_epilogue(ctx, rng, p, kind, alpha=pick(rng, (1.0, 2.0)), beta=beta, algo=algo)
 
 
 @on_ranks(1, *only_long(2), 4)
@@ -60,7 +67,7 @@ def test_every_epilogue_in_every_scheme(comm):
                 op_a, op_b = "N", "T"
             m, n, k = (int(x) * ctx.size for x in rng.integers(1, 9, 3))
             p = MAKERS[scheme](m, n, k, ctx.size, op_a, op_b, dtype=dtype, order=order)
-            assert not followed(ctx, rng, p, kind), f"{scheme}: {kind}, {dtype}, {order} order"
+            check_epilogue(ctx, rng, p, kind)
 
 
 @on_ranks(1, 3)
@@ -71,9 +78,9 @@ def test_epilogues_of_empty_products(comm):
         sizes = (5, 6, 0), (0, 6, 5), (5, 0, 3), (0, 0, 0), (1, 1, 1)
         for (m, n, k), kind, order in pairs(sizes, KINDS, "CF"):
             p = pb.MatmulProblem.gemm(m, n, k, pick(rng, grids(ctx.size)), 2, dtype="float32", order=order)
-            assert not followed(ctx, rng, p, kind), f"{kind}: {m}x{n}x{k} {order}"
+            check_epilogue(ctx, rng, p, kind)
         p = pb.MatmulProblem.gemm(5, 6, 4, pick(rng, grids(ctx.size)), 2)
-        assert not followed(ctx, rng, p, "gelu bias", alpha=0.0, beta=2.0), "alpha is 0"
+        check_epilogue(ctx, rng, p, "gelu bias", alpha=0.0, beta=2.0)
 
 
 @on_ranks(1, 4)
@@ -125,12 +132,9 @@ def test_what_a_forward_product_writes_the_backward_one_reads(comm):
                     bias[...] = part("bias", whole, p, ctx.rank)
                     ahead = follow(f"{activation} bias aux", left @ right, left, right, order, whole)
                     after = follow(f"d{activation} aux", left @ right, left, right, order, None, ahead.aux)
-                    assert not difference("D", there().local, part_of_d(ahead.d, p, ctx.rank), 1e-12), (
-                        f"{activation} {order}"
-                    )
-                    assert not difference("gradient", back().local, part_of_d(after.d, p, ctx.rank), 1e-12), (
-                        f"{activation} {order}"
-                    )
+                    for name, run, wanted in (("D", there, ahead.d), ("gradient", back, after.d)):
+                        case = f"{name}, {activation} {order}"
+                        check_within(case, run().local, part_of_d(wanted, p, ctx.rank), 1e-12)
 
 
 @on_ranks(1, 2)

@@ -30,20 +30,20 @@ def test_every_form_and_type(comm):
     with pb.Context(comm, engine="host") as ctx:
         for form, types, (t, n, k) in pairs(FORMS, TYPES, sizes(comm.size)):
             case = Case(ctx, rng, form, types, t, n, k, arrays=bool(rng.integers(2)))
-            assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k}"
+            case.check(case(), f"{form} {types} {t}x{n}x{k}")
         for form, types in in_turn(itertools.product(FORMS, TYPES), keep=3, first=comm.size):
             for t, n, k in sizes(comm.size)[:2]:
                 case = Case(ctx, rng, form, types, t, n, k, beta=-2.0, activation="relu", arrays=True)
-                assert not case.wrong(case()), f"{form} {types} {t}x{n}x{k} with C, bias, relu"
+                case.check(case(), f"{form} {types} {t}x{n}x{k} with C, bias, relu")
             case = Case(ctx, rng, form, types, 20, 24, 28, activation="gelu", split=other_split)
-            assert not case.wrong(case()), f"{form} {types} another split, gelu"
+            case.check(case(), f"{form} {types} another split, gelu")
             if types[2].startswith("float8"):
                 case = Case(ctx, rng, form, types, 16, 32, 48, overflow=True)
-                assert not case.wrong(case()), f"{form} {types} overflow"
+                case.check(case(), f"{form} {types} overflow")
         for t in (16 * comm.size, 16 * comm.size + 1):
             case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 16, 32)
             y, gathered = case(return_gathered=True)
-            assert not case.wrong(y), f"gathered {t}"
+            case.check(y, f"gathered {t}")
             check_array(gathered, case.whole_x, f"gathered {t}")
 
 
@@ -56,7 +56,7 @@ def test_in_place(comm):
             for types in TYPES[:3]:
                 case = Case(ctx, rng, form, types, t, 24, 32, beta=0.5)
                 y = case(out=case.arrays["c"])
-                assert not case.wrong(y), f"{form} {types} {t}"
+                case.check(y, f"{form} {types} {t}")
                 assert y is case.arrays["c"], f"{form} {types} {t}"
             ones = [
                 np.ones((32, 16), as_type) for as_type in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
@@ -80,9 +80,9 @@ def test_other_numbers_of_tokens(comm):
             for turn, t in enumerate((64, 32, 16, 48)):
                 case = Case(ctx, rng, form, types, t * p, 32, 48, arrays=True)
                 before = inside.votes(ctx)
-                wrong, count = case.wrong(case()), inside.votes(ctx) - before
-                assert not wrong, f"{form} {types} {t}"
-                assert (count == 1) == (turn > 0), f"{form} {types} {t}"
+                case.check(case())
+                count = inside.votes(ctx) - before
+                assert (count == 1) == (turn > 0), f"{form} {types} {t}: {count} votes"
             good, two = case.scales.a, np.ones(2, np.float32)
             case.scales = pb.Scales(two if ctx.rank == p - 1 else good, OF_W, d=case.unit, amax=case.amax[0])
             refuses(ctx, pb.ArgumentError, ["scales: a: expected 1 float32, got 2"], case)
@@ -98,10 +98,10 @@ def test_plans(comm):
             with case.plan() as plan:
                 for factor in (1.0, 4.0):
                     case.scales.a[...] = 0.5 * factor
-                    assert not case.wrong(plan(), factor=factor), f"{form} {t} {factor}"
+                    case.check(plan(), factor=factor, case=f"{form} {t} {factor}")
                 others = pb.Scales(a=case.scales.a, b=2.0, amax=case.amax[0])
-                assert not case.wrong(plan(scales=others), factor=4 * 8), f"{form} {t} other scales"
-                assert not case.wrong(plan(), factor=4 * 8), f"{form} {t} which stay"
+                case.check(plan(scales=others), factor=4 * 8, case=f"{form} {t} other scales")
+                case.check(plan(), factor=4 * 8, case=f"{form} {t} which stay")
                 if ctx.size > 1:
                     by_rank, words = (
                         pb.Scales(case.scales.a, 1.0 + ctx.rank, amax=case.amax[0]),
@@ -112,7 +112,7 @@ def test_plans(comm):
                 wrong = None if buffer.dtype == ml_dtypes.float8_e5m2 else f"{buffer.dtype}"
                 buffer[...] = case.x
                 assert not wrong, f"{form} {t} buffer"
-                assert not case.wrong(plan(), factor=4 * 8), f"{form} {t} buffer"
+                case.check(plan(), factor=4 * 8, case=f"{form} {t} buffer")
                 words = ["scales is Scales(a, tensor), the plan is for Scales(a, b, amax, tensor)"]
                 refuses(ctx, pb.ArgumentError, words, plan, scales=pb.Scales(a=case.scales.a))
                 said = f"float8_e5m2 by float8_e4m3fn to float32 {form}"
@@ -129,7 +129,7 @@ def test_plans(comm):
         case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48)
         for value in (1.0, 2.0, 3.0):  # a new number each step
             case.scales = pb.Scales(0.5 * value, 0.25, amax=case.amax[0])
-            assert not case.wrong(case(), factor=value), f"number {value}"
+            case.check(case(), factor=value, case=f"number {value}")
         assert len(made) == 1, f"one plan: {len(made)} plans"
 
 

@@ -49,11 +49,11 @@ class Wire:
 
 def shared_out(ctx, cases):
     """Make the comparisons that come with cases, which need no other rank: each by one rank, all at once."""
-    for case, compare in list(cases)[ctx.rank :: ctx.size]:
-        assert not compare(), case
+    for compare in list(cases)[ctx.rank :: ctx.size]:
+        compare()
 
 
-def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
+def comparison(case, ctx, wire, run, plan, problem, algorithm, per_node, **how):
     """Run a plan, and return the comparison of what it sends and its report says with the dry counts."""
     wire.take()
     run()
@@ -61,11 +61,11 @@ def differences(ctx, wire, run, plan, problem, algorithm, per_node, **how):
     workspace = report.workspace.host_bytes + report.workspace.device_bytes
     each = (report.algorithm, report.sent_bytes, report.copied_bytes, workspace, messages, sent)
     everyones = ctx.comm.allgather(each)
-    return partial(unlike_paper, everyones, problem, algorithm, ctx.size, per_node, how)
+    return partial(as_counted, case, everyones, problem, algorithm, ctx.size, per_node, how)
 
 
-def unlike_paper(everyones, problem, algorithm, nranks, per_node, how):
-    """What the ranks sent and reported, unlike the dry counts; None if nothing is."""
+def as_counted(case, everyones, problem, algorithm, nranks, per_node, how):
+    """Fail unless the ranks sent and reported what the dry counts say."""
     counts = problem.traffic(algorithm, nranks=nranks, ranks_per_node=per_node, **how)
     for r, real in enumerate(everyones):
         on_wire = real[-1] if counts.collectives else counts.sent_bytes[r]
@@ -80,17 +80,15 @@ def unlike_paper(everyones, problem, algorithm, nranks, per_node, how):
         )
         if isinstance(problem, ParallelProblem):
             dry, real = (*dry[:3], *dry[4:]), (*real[:3], *real[4:])
-        if dry != real:
-            return f"rank {r}: planned {dry}, in fact {real}"
-    return unbalanced(counts)
+        assert dry == real, f"{case}: rank {r}: planned {dry}, in fact {real}"
+    balanced(case, counts)
 
 
-def unbalanced(counts):
-    """Whether more is sent than received, or links do not add up."""
-    if counts.sent_bytes.sum() != counts.received_bytes.sum():
-        return f"{counts.sent_bytes.sum()} bytes are sent, {counts.received_bytes.sum()} received"
+def balanced(case, counts):
+    """Fail unless as much is sent as received, and links add up."""
+    assert counts.sent_bytes.sum() == counts.received_bytes.sum(), case
     moved = counts.sent_bytes.sum() + counts.copied_bytes.sum()
-    return None if sum(counts.links.values()) == moved else f"links: {counts.links}, in all {moved}"
+    assert sum(counts.links.values()) == moved, f"{case}: links: {counts.links}"
 
 
 def held(problem, rank, beta):
@@ -130,7 +128,7 @@ def of_files(ctx, names, per_node):
             with pb.plan(
                 pb.matmul, a, b, c, out=d, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=algo, **how
             ) as plan:
-                yield f"{name} {algo}", differences(ctx, wire, plan, plan, p, algo, per_node, **how)
+                yield comparison(f"{name} {algo}", ctx, wire, plan, plan, p, algo, per_node, **how)
 
 
 def _names(nranks):
@@ -178,10 +176,8 @@ def of_routines(ctx, per_node):
             for algo in in_part(number, algorithms):
                 args = {each: x[each] for each in has.operands if each in x}
                 with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
-                    yield (
-                        f"{name} {flags} {algo}",
-                        differences(ctx, wire, plan, plan, p, algo, per_node, beta=how.get("beta", 0)),
-                    )
+                    case, beta = f"{name} {flags} {algo}", how.get("beta", 0)
+                    yield comparison(case, ctx, wire, plan, plan, p, algo, per_node, beta=beta)
 
 
 def run_forms(comm, per_node):
@@ -204,8 +200,8 @@ def of_forms(ctx, per_node):
             algorithms = [each for each, verdict in pb.algorithms(p, ctx).items() if verdict]
             for algo in in_part(number, algorithms, 10):
                 with pb.plan(form, x, w, ctx, algo=algo) as plan:
-                    wrong = differences(ctx, wire, lambda plan=plan, x=x: plan(x), plan, p, algo, per_node)
-                    yield f"{form} {t} x {n} x {k} {algo}", wrong
+                    case, run = f"{form} {t} x {n} x {k} {algo}", partial(plan, x)
+                    yield comparison(case, ctx, wire, run, plan, p, algo, per_node)
 
 
 @on_ranks(6)
@@ -261,10 +257,11 @@ def of_factorizations(ctx, per_node):
     rng = np.random.default_rng(64)
     wire, workers = Wire(ctx), ctx.engine.operations.workers
 
-    def unlike_factors(p, real):
+    def of_factors(p, real):
         counts = p.traffic(nranks=ctx.size, ranks_per_node=per_node, cores=workers)
         dry = list(zip(counts.sent_bytes.tolist(), counts.messages.tolist(), strict=True))
-        return unbalanced(counts) if dry == real else f"planned {dry}, in fact {real}"
+        assert dry == real, f"{p}: planned {dry}, in fact {real}"
+        balanced(f"{p}", counts)
 
     kinds = (("float64", "C"), ("complex64", "F"))
     for dtype, order in in_turn(kinds, keep=2, first=ctx.size + (per_node == ctx.size)):
@@ -284,10 +281,7 @@ def of_factorizations(ctx, per_node):
         ):  # fmt: skip
             wire.take()
             planned()
-            yield (
-                f"{planned.problem}",
-                partial(unlike_factors, planned.problem, ctx.comm.allgather(wire.take())),
-            )
+            yield partial(of_factors, planned.problem, ctx.comm.allgather(wire.take()))
 
 
 @pytest.mark.parametrize(("shared", "nranks"), in_turn(itertools.product((True, False), SIZES), keep=2))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm of the library on GPUs, on random problems whose layouts are those of no library's rules.
 
-One product, routine or tensor-parallel call at a time, from its seed; each returns what is wrong with this rank's
-numbers. Numbers are small integers, outputs are NaN before.
+One product, routine or tensor-parallel call at a time, from its seed; each asserts after its last collective call.
+Numbers are small integers, outputs are NaN before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from tests.helpers.tensor_cases import FORMS, Case
 
 from .jobs import TURNS, Job
 from .moves import say
-from .products import OPS, integers, part_of, place, poisoned, unequal, wrong_part
+from .products import OPS, check_part, integers, part_of, place, poisoned
 
 PRODUCTS = {
     "gemm": ("gathered", "panels", "stationary"),
@@ -85,8 +85,8 @@ NOT_KEPT: list[tuple[str, dict[str, str]]] = [
 ]  # fmt: skip
 
 
-def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
-    """Call a routine on new matrices again and again; return what is wrong: other numbers than a plan's, new plans."""
+def check_repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> None:
+    """Call a routine on new matrices again and again; fail, at the end, for numbers unlike a plan's or new plans."""
     kept, n = (name, how) in KEPT, 6 * ctx.size
     routine = pb.matmul if name == "matmul" else getattr(pb.blas, name)
     d = pb.MatrixDescriptor((n, n), (6, 6), pb.Grid.squarest(ctx.size), dtype="complex64", order="F")
@@ -96,7 +96,7 @@ def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
         layouts, how = {"a": p.a, "b": p.b}, {**how, "op_b": "T"}
     if name == "syrk":
         del layouts["b"]
-    fault = ""
+    results = []
     for turn in range(4):
         values = integers(d.shape, d.dtype, turn) + 30 * np.eye(n)
         given = {x: ctx.scatter(values, layout) for x, layout in layouts.items()}
@@ -107,15 +107,15 @@ def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
         found = ctx.engine.to_host(routine(**given, **how).local)
         made = ctx._adopted - before
         with pb.plan(routine, **given, **how) as plan:
-            expected = ctx.engine.to_host(plan().local)
-            fault = fault or unequal(found, expected, d.dtype, 0)
-        if (made == 0) != (kept and turn > 1 and not other):
-            fault = fault or f"turn {turn}: {made} new plans"
-    return fault
+            results.append((found, ctx.engine.to_host(plan().local), made, kept and turn > 1 and not other))
+    for turn, (found, expected, made, none) in enumerate(results):
+        case = f"{name} {how}, turn {turn}"
+        check_part(found, expected, d.dtype, case)
+        assert (made == 0) == none, f"{case}: {made} new plans"
 
 
-def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
-    """Multiply in the layouts of a scheme, with C where it takes one; return what is wrong."""
+def check_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> None:
+    """Multiply in the layouts of a scheme, with C where it takes one; fail, at the end, if D is wrong."""
     rng = random.Random(f"{scheme} {algo} {seed}")
     size, order, dtype = ctx.size, rng.choice("CF"), rng.choice(TYPES)
     ops = rng.choice("NT"), rng.choice("NT")
@@ -137,16 +137,19 @@ def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
         expected = np.tile(expected, (1, size) if order == "F" else (size, 1))
     if beta:
         expected = expected + beta * values["c"]
-    fault = ""
+    results = []
     with pb.plan(
         pb.matmul, matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=2, beta=beta, op_a=p.op_a,
         op_b=p.op_b, scheme=scheme, algo=algo,
     ) as plan:  # fmt: skip
         for _ in range(2):
             plan()
-            part = part_of(ctx, expected, p.d)
-            fault = fault or ("" if part is None else wrong_part(ctx, out, part, _rounding(p.d.dtype)))
-    return f"{scheme}, {algo}, seed {seed}: {fault}: {p}" if fault else ""
+            results.append(ctx.engine.to_host(out.local))
+    part = part_of(ctx, expected, p.d)
+    for run, found in enumerate(results if part is not None else ()):
+        check_part(
+            found, part, p.d.dtype, f"{scheme}, {algo}, seed {seed}, run {run}: {p}", _rounding(p.d.dtype)
+        )
 
 
 def _rounding(dtype: np.dtype) -> float:
@@ -168,29 +171,31 @@ def scheme_of(
 
 def every_epilogue(
     ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator, keep: int = 1
-) -> Iterator[tuple[str, str | None]]:
-    """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has; one in ``keep``."""
+) -> Iterator[Callable[[], None]]:
+    """A check for every epilogue that can follow ``algo``, for every scheme that it has; one in ``keep``."""
     schemes = [scheme for scheme in PRODUCTS if algo in PRODUCTS[scheme]]
     for number, (scheme, order) in enumerate(itertools.product(schemes, "CF")):
         for kind in in_turn(EPILOGUES[algo], keep=keep, first=number):
             p = scheme_of(ctx, rng, scheme, dtype, order)
             tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
             say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
-            fault = epilogues.followed(ctx, rng, p, kind, algo=algo, tolerance=tolerance)
-            yield f"{algo} {scheme} {order} {dtype} {kind}", fault
+            yield functools.partial(
+                epilogues.check_epilogue, ctx, rng, p, kind, algo=algo, tolerance=tolerance
+            )
 
 
 def every_float8(
     ctx: pb.Context, algo: str, rng: np.random.Generator, keep: int = 1
-) -> Iterator[tuple[str, str | None]]:
-    """Yield (case, fault) of products of 8-bit floats, of every type; one in ``keep``."""
+) -> Iterator[Callable[[], None]]:
+    """A check for products of 8-bit floats, of every type; one in ``keep``."""
     schemes = [scheme for scheme in PRODUCTS if algo in PRODUCTS[scheme]]
     for number, (scheme, order) in enumerate(itertools.product(schemes, "CF")):
         for types in in_turn(FLOAT8_TYPES, keep=keep, first=number):
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")
-            fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-7)  # sums by NCCL are rounded
-            yield f"{algo} {scheme} {order} {types}", fault
+            yield functools.partial(
+                float8.check_scaled, ctx, rng, p, algo=algo, tolerance=2.0**-7
+            )  # sums by NCCL are rounded
 
 
 # -- tensor-parallel products
@@ -259,10 +264,9 @@ def parallel_job(
     return Job(what, call if plan is None else plan, loads, expected, differs, plan=plan)
 
 
-def one_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> str:
-    """Multiply in a tensor-parallel form, with bias, C, or both; return what is wrong."""
+def check_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> None:
+    """Multiply in a tensor-parallel form, with bias, C, or both; fail, at the end, if the result is wrong."""
     rng = np.random.default_rng(seed)
     uneven = rng.random() < 0.3 and algo == "push"  # the others refuse splits that are not by the rule
     job = parallel_job(ctx, rng, form, algo, uneven=uneven, planned=False)
-    fault = job.wrong(ctx.engine.to_host(job.run(0)), 0)
-    return f"seed {seed}: {fault}: {job.what}" if fault else ""
+    job.check(ctx.engine.to_host(job.run(0)), 0, f"seed {seed}")

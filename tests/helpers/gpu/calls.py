@@ -118,33 +118,29 @@ def differs(found: np.ndarray, part: np.ndarray, tolerance: float) -> str:
     return f"{int(wrong.sum())} of {wrong.size} wrong, first at local {at}: {local[at]}, expected {part[at]}"
 
 
-def one_call(
+def check_random_call(
     ctx: pb.Context, routine: str, algo: str, seed: int, *, layouts: str = "any", **fixed: Any
-) -> str:
-    """Make a random call, with each of its operands; return what is wrong on this rank. Collective over the context."""
+) -> None:
+    """Make a random call, with each of its operands; fail, at the end, if this rank has anything wrong. Collective."""
     version = getattr(ctx.engine, "version", 0)
     try:
         rng = np.random.default_rng([seed, *f"{routine} {algo}".encode()])
         job = call_job(ctx, rng, routine, algo, layouts=layouts, **fixed)
     except pb.UnsupportedError as error:  # a known fault of older versions
         if routine == "syr2k" and version < 1000 and "wrong for a complex alpha" in str(error):
-            return ""
+            return
         raise
     assert job.plan is not None
     with job.plan:
-        fault = ""
-        for turn in range(TURNS):
-            found = ctx.engine.to_host(job.run(turn))
-            fault = fault or job.wrong(found, turn)
+        results = [ctx.engine.to_host(job.run(turn)) for turn in range(TURNS)]
         report = job.plan.report()
-    fault = fault or job.around()
+    case = f"seed {seed}: {job.what}"
+    for turn, found in enumerate(results):
+        job.check(found, turn, f"seed {seed}")
+    around = job.around()
+    assert not around, f"{case}: {around}"
     older = routine in ("geadd", "tradd") and version < 1000  # whose sums are not to move data
-    if layouts != "any" and report.moved and not older:
-        fault = fault or f"moved {report.moved}"
-    if algo not in ("default", "cublasmp") and any(
-        not line.startswith("c is moved to") for line in report.moved
-    ):
-        fault = fault or f"moved {report.moved}"
-    if algo not in ("auto", report.algorithm):
-        fault = fault or f"{report.algorithm} was taken"
-    return f"seed {seed}: {fault}: {job.what}" if fault else ""
+    assert layouts == "any" or older or not report.moved, case
+    if algo not in ("default", "cublasmp"):
+        assert all(line.startswith("c is moved to") for line in report.moved), f"{case}: moved {report.moved}"
+    assert algo in ("auto", report.algorithm), f"{case}: {report.algorithm} was taken"

@@ -55,6 +55,11 @@ class Job:
         expected = self._expected(turn)
         return "" if expected is None else self.differs(found, expected)
 
+    def check(self, found: np.ndarray, turn: int, case: str = "") -> None:
+        """Fail if what a run wrote on this rank is wrong. Local."""
+        wrong = self.wrong(found, turn)
+        assert not wrong, f"{case}, turn {turn}: {wrong}: {self.what}"
+
     def record(self) -> bool:
         """Replay a CUDA graph from now on; return whether the call has one. Collective over the context."""
         try:

@@ -16,7 +16,7 @@ from tests.helpers.machine import Multiplying
 Window = tuple[slice, slice]
 
 
-def multiply(
+def check_product(
     ctx: pb.Context,
     lib: Multiplying,
     p: pb.MatmulProblem,
@@ -24,8 +24,8 @@ def multiply(
     beta: complex = 0,
     within: Mapping[str, tuple[pb.MatrixDescriptor, Window]] = MappingProxyType({}),
     algo: str = "auto",
-) -> str:
-    """Return what is wrong with a product.
+) -> None:
+    """Multiply, and fail if the product is wrong or the library was not called as often as it is to be. Collective.
 
     The library is not called where "auto" knows of a fault of it. Operands are sub-matrices of those ``within`` names:
     the whole matrix, and their positions in it.
@@ -58,13 +58,13 @@ def multiply(
         algo=algo,
     ) as plan:
         plan()
-    if len(lib.of("Matmul")) - calls != multiplies:
-        return "another number of calls"
+    assert len(lib.of("Matmul")) - calls == multiplies, f"{p}"
     expected = alpha * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
     if p.scheme == "matmul_allreduce":
         expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
     if beta:
         expected = expected + beta * values["c"]
     fault = wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
+    assert not fault, f"{p}: {fault}"
     out.local[...] = np.nan
-    return fault or ("" if np.isnan(wholes["d"].local).all() else "wrote outside the sub-matrix")
+    assert np.isnan(wholes["d"].local).all(), f"{p}: written outside the sub-matrix"

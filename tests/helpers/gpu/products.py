@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,23 @@ def unequal(local: np.ndarray, part: np.ndarray, dtype: np.dtype, tolerance: flo
     scale = max(1.0, float(np.abs(part).max(initial=0)))
     worst = float(error.max(initial=0))  # NaN stays NaN, and compares false
     return "" if worst <= tolerance * scale else f"largest difference {worst} (scale {scale})"
+
+
+def check_part(
+    found: np.ndarray, part: np.ndarray, dtype: np.dtype, case: str = "", tolerance: float = 0
+) -> None:
+    """Fail if an array of elements of ``dtype`` differs from ``part``. Local."""
+    wrong = unequal(found, part, dtype, tolerance)
+    assert not wrong, f"{case}: {wrong}"
+
+
+def failure(check: Callable[..., Any], *args: Any, **how: Any) -> str:
+    """Run a check that asserts after its last collective call; return what it says, or an empty string."""
+    try:
+        check(*args, **how)
+    except AssertionError as error:
+        return str(error) or "an assertion without words"
+    return ""
 
 
 def everywhere(ctx: pb.Context, fault: str) -> str:

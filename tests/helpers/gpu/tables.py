@@ -6,8 +6,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pblasmp as pb
+
+from .products import failure
 
 _REFUSED = {  # by environment variable: why what was asked for by name may be refused
     "NCCL_HOSTID": ("NCCL has no window", "GPUs of one NVLink domain", "fused=True asks for"),
@@ -38,12 +41,12 @@ class Table:
         self._computed = 0
         self._refused: pb.UnsupportedError | None = None
 
-    def add(self, case: str, run: Callable[[], str | None]) -> None:
-        """Run a case and note what is wrong on any rank. Collective over the context."""
+    def add(self, case: str, run: Callable[[], Any]) -> None:
+        """Run a case, which asserts after its last collective call, and note what fails on any rank. Collective."""
         if self._ctx.rank == 0 and os.environ.get("PBLASMP_TRACE"):
             print(case, file=sys.__stderr__, flush=True)
         try:
-            wrong = run()
+            wrong = failure(run)
         except (pb.StatusError, pb.UnsupportedError) as error:
             if isinstance(error, pb.UnsupportedError) and why_refused_here(error):  # on every rank
                 self._refused = error

@@ -20,7 +20,7 @@ from tests.helpers.gpu.algorithms import PARALLEL, parallel_job, scheme_of
 from tests.helpers.gpu.calls import algorithms, call_job
 from tests.helpers.gpu.jobs import TURNS, copied
 from tests.helpers.gpu.moves import move_job
-from tests.helpers.gpu.products import integers, place
+from tests.helpers.gpu.products import failure, integers, place
 from tests.helpers.schemes import SCHEMES
 
 from .devices import STREAMS
@@ -178,18 +178,15 @@ class Plans(State):
         rng = np.random.default_rng(seed)
         problem = scheme_of(self.ctx, rng, scheme, dtype, order)
         tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
-        expect(epilogues.followed(self.ctx, rng, problem, kind, tolerance=tolerance))
+        expect(failure(epilogues.check_epilogue, self.ctx, rng, problem, kind, tolerance=tolerance))
 
     @step(types=sampled_from(float8.TYPES), scheme=schemes, order=sampled_from("CF"), seed=seeds)
     def scaled(self, types, scheme, order, seed):
         """A product of 8-bit floats with scales."""
         problem = float8.problem(scheme, self.ctx.size, (types[0], types[1], types[2]), order)
         sums = scheme in ("matmul_reduce_scatter", "matmul_allreduce")  # of parts that may be sent in 16 bits
-        expect(
-            float8.scaled(
-                self.ctx, np.random.default_rng(seed), problem, tolerance=2.0 ** (-7 if sums else -8)
-            )
-        )
+        rng, tolerance = np.random.default_rng(seed), 2.0 ** (-7 if sums else -8)
+        expect(failure(float8.check_scaled, self.ctx, rng, problem, tolerance=tolerance))
 
     @once
     @step(seed=seeds)

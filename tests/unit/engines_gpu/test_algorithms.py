@@ -32,16 +32,16 @@ from tests.helpers.gpu.algorithms import (
     NOT_KEPT,
     PARALLEL,
     PRODUCTS,
+    check_parallel,
+    check_repeated_calls,
+    check_scheme,
     every_epilogue,
     every_float8,
-    one_parallel,
-    one_scheme,
-    repeated_calls,
     small_panels,
 )
-from tests.helpers.gpu.calls import algorithms, one_call
+from tests.helpers.gpu.calls import algorithms, check_random_call
 from tests.helpers.gpu.moves import one_move
-from tests.helpers.gpu.multiply import multiply
+from tests.helpers.gpu.multiply import check_product
 from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
 from tests.helpers.mpi import on_ranks, run_mpi
@@ -89,7 +89,7 @@ def test_calls(comm: Any, path: str, count: int) -> None:
         for routine in ("matmul", *ROUTINES):
             for algo in algorithms(routine):
                 for seed in range(count * (1 + (routine == "matmul"))):
-                    assert not one_call(ctx, routine, algo, seed), f"{routine} {algo} {seed}"
+                    check_random_call(ctx, routine, algo, seed)
 
 
 @on_ranks(*RANKS, count=draws(1, long=8))
@@ -98,7 +98,7 @@ def test_schemes(comm: Any, path: str, count: int) -> None:
         for scheme, names in PRODUCTS.items():
             for algo in names if scheme != "gemm" else ():
                 for seed in range(count):
-                    assert not one_scheme(ctx, scheme, algo, seed), f"{scheme} {algo} {seed}"
+                    check_scheme(ctx, scheme, algo, seed)
 
 
 def what_follows(comm: Any, path: str, dtypes: list[str], keep: int) -> Any:
@@ -106,16 +106,16 @@ def what_follows(comm: Any, path: str, dtypes: list[str], keep: int) -> Any:
     with played(path, comm) as (ctx, _):
         for algo in EPILOGUES:
             for dtype in dtypes:
-                for case, fault in every_epilogue(ctx, algo, dtype, rng, keep=keep):
-                    assert not fault, case
+                for check in every_epilogue(ctx, algo, dtype, rng, keep=keep):
+                    check()
 
 
 def eight_bits(comm: Any, path: str, keep: int) -> Any:
     rng = np.random.default_rng(82)
     with played(path, comm, queued=False, width=40) as (ctx, _):  # scales that are arrays are read
         for algo in EPILOGUES:
-            for case, fault in every_float8(ctx, algo, rng, keep=keep):
-                assert not fault, case
+            for check in every_float8(ctx, algo, rng, keep=keep):
+                check()
 
 
 @on_ranks(*RANKS, count=draws(2, long=8))
@@ -124,7 +124,7 @@ def test_tensor_parallel(comm: Any, path: str, count: int) -> None:
         for form, names in PARALLEL.items():
             for algo in names:
                 for seed in range(count):
-                    assert not one_parallel(ctx, form, algo, seed), f"{form} {algo} {seed}"
+                    check_parallel(ctx, form, algo, seed)
 
 
 @on_ranks(4)
@@ -139,9 +139,7 @@ def test_problem_files(comm: Any, path: str) -> None:
             algo = ("auto", "default")[number % 2]
             if file.nranks <= comm.size and not file.problem.faults():
                 within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
-                assert not multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo), (
-                    f"{file.path.name} {algo}"
-                )
+                check_product(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
 
 
 @on_ranks(4)
@@ -155,11 +153,11 @@ def test_vectors(comm: Any, path: str) -> None:
                 check_call(ctx, rng, routine, options, dtype)
         for dtype in DTYPES:
             check_level_1(ctx, rng, dtype, 9)
-        assert not taken(ctx), "algorithm"
+        leaves_a_in_place(ctx)
 
 
-def taken(ctx: Any) -> str | None:
-    """Say what is wrong unless a product with one vector, and with no more, leaves A in place."""
+def leaves_a_in_place(ctx: Any) -> None:
+    """A product with one vector, and with no more, leaves A in place."""
     d = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid.squarest(ctx.size))
     a = ctx.zeros(d)
     seen = []
@@ -167,7 +165,7 @@ def taken(ctx: Any) -> str | None:
         b = ctx.zeros(pb.MatrixDescriptor((64, columns), (8, 1), d.grid))
         with pb.plan(pb.matmul, a, b) as plan:
             seen.append(plan.report().algorithm == "stationary")
-    return None if seen == [True, False] else f"{seen}"
+    assert seen == [True, False]
 
 
 @pytest.mark.parametrize("reach", [False, True])
@@ -227,7 +225,7 @@ def test_repeated_calls(comm: Any, path: str) -> None:
     """Plans of plain calls are kept, but for those that hold memory."""
     with played(path, comm) as (ctx, _):
         for name, how in KEPT + NOT_KEPT:
-            assert not repeated_calls(ctx, name, how), f"{name} {how}"
+            check_repeated_calls(ctx, name, how)
 
 
 def python_calls(function: Callable[[], Any]) -> tuple[Any, int, int]:

@@ -15,7 +15,7 @@ from pblasmp import pblas
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
 from tests.helpers.cases import pick
-from tests.helpers.gpu.calls import one_call
+from tests.helpers.gpu.calls import check_random_call
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import on_ranks, run_mpi
 from tests.helpers.slow import draws, only_long
@@ -29,7 +29,7 @@ def calls(comm: Any, path: str, count: int, between: bool = False) -> Any:
     with context(path, Multiplying, comm=comm) as (ctx, lib):
         for routine in ("matmul", *ROUTINES):
             for seed in range(count * (1 + 4 * (routine == "matmul"))):
-                assert not one_call(ctx, routine, "auto", seed), f"{routine} {seed}"
+                check_random_call(ctx, routine, "auto", seed)
         gathered(ctx, lib, between)
 
 

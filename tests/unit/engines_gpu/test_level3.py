@@ -23,7 +23,7 @@ from pblasmp.engines.gpu.kernels.factor import FactorKernels
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3_problem import ROUTINES
 from tests.helpers.failing_calls import calls_that_failed
-from tests.helpers.gpu.calls import one_call
+from tests.helpers.gpu.calls import check_random_call
 from tests.helpers.machine import Multiplying, context, machine
 from tests.helpers.mpi import run_mpi
 from tests.helpers.pairs import pairs
@@ -49,9 +49,7 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
             modes, algorithms = ("fits", "sources", "any"), ("auto", "cublasmp")
             for routine, mode, algo in pairs(routines, modes, algorithms):
                 for seed in range(count):
-                    assert not one_call(ctx, routine, algo, seed, layouts=mode), (
-                        f"{routine} {mode} {seed} {algo}"
-                    )
+                    check_random_call(ctx, routine, algo, seed, layouts=mode)
         lib.assert_clean()
         lib.gpu.assert_clean()
 

@@ -37,10 +37,11 @@ def raised(function: Any, *arguments: Any) -> Exception | None:
     return None
 
 
-def wrong(error: Exception | None, kind: type[Exception], *words: str) -> str | None:
-    if type(error) is kind and all(word in str(error) for word in words):
-        return None
-    return f"raised {error!r}, expected {kind.__name__} with {words}"
+def check_error(error: Exception | None, kind: type[Exception], *words: str, case: str = "") -> None:
+    """Fail unless an error of this kind, with these words, was raised."""
+    assert type(error) is kind, f"{case}: {error!r}"
+    for word in words:
+        assert word in str(error), case
 
 
 def launch(ctx: pb.Context, x: Any) -> None:
@@ -96,10 +97,10 @@ def test_lost_gpus(comm: Any, path: str) -> None:
             again = raised(ctx.zeros, (4, 4))
             assert not raised(ctx.close), f"{name}: closing again"
             if comm.rank == 1:
-                assert not wrong(error, pb.StatusError, LOST), name
+                check_error(error, pb.StatusError, LOST, case=name)
             else:
-                assert not wrong(error, pb.ClosedError, "rank 1 left", "StatusError", LOST), name
-            assert not wrong(again, pb.ClosedError, LOST), f"{name}: afterwards"
+                check_error(error, pb.ClosedError, "rank 1 left", "StatusError", LOST, case=name)
+            check_error(again, pb.ClosedError, LOST, case=f"{name}: afterwards")
             released = [event for event in lib.gpu.events[began:] if event[0].endswith("released")]
             if (
                 wait is run
@@ -132,7 +133,7 @@ def test_rank_that_leaves(comm: Any, path: str) -> None:
             assert {how for _, how in lib.gpu.aborted} <= {"abort"}, "there"
         else:
             error = raised(ctx.engine.synchronize)
-            assert not wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
+            check_error(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
         ctx.close()
         assert not lib.of("Destroy"), "kept"
         assert not lib.of("GridDestroy"), "kept"
@@ -159,9 +160,9 @@ def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
         if comm.rank == 1:
             assert error is cause, f"error: raised {error!r}"
         else:
-            assert not wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
+            check_error(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
         again = raised(ctx.zeros, (4, 4))
-        assert not wrong(again, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError"), "afterwards"
+        check_error(again, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError", case="afterwards")
         ctx.close()
 
 
@@ -183,7 +184,7 @@ def test_errors_of_nccl(comm: Any, path: str) -> None:
             error = raised(ctx.engine.synchronize)
             words = "NCCL on rank 1: 6, found by ncclCommGetAsyncError"
             kind = pb.StatusError if comm.rank == 1 else pb.ClosedError
-            assert not wrong(error, kind, words), f"stuck: {stuck}"
+            check_error(error, kind, words, case=f"stuck: {stuck}")
             ctx.close()
 
 
@@ -199,10 +200,10 @@ def test_half_of_a_first_run(comm: Any, path: str) -> None:
                 error = raised(plan)
                 lib.gpu.lt.found = 1
                 where = ["(on rank 1)"] if failing == [1] else []
-                assert not wrong(error, pb.UnsupportedError, "cuBLASLt", *where), f"{failing}: error"
+                check_error(error, pb.UnsupportedError, "cuBLASLt", *where, case=f"{failing}: error")
                 again, text = raised(plan), "the first run failed on some ranks only"
                 if failing == [1]:
-                    assert not wrong(again, pb.ClosedError, text), f"{failing}: again"
+                    check_error(again, pb.ClosedError, text, case=f"{failing}: again")
                 else:
                     assert not again, f"{failing}: again"
             ctx.close()
@@ -253,7 +254,7 @@ def test_memory_that_is_short(comm: Any, path: str) -> None:
                 lib.gpu.refuses = None
                 if not comm.bcast(met, 1):
                     break
-                assert not wrong(error, MemoryError, " bytes", "(on rank 1)"), f"{name}, {comm.bcast(met, 1)}"
+                check_error(error, MemoryError, " bytes", "(on rank 1)", case=f"{name}, {comm.bcast(met, 1)}")
             assert not error, f"{name}: in the end"
             assert comm.bcast(failed, 1), f"{name}: tried: nothing is allocated"
 
@@ -272,7 +273,7 @@ def test_rank_that_is_behind(comm: Any, path: str) -> None:
             plan()
         error = raised(ctx.engine.synchronize if comm.rank == 0 else ctx.close)
         waiting = "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context"
-        assert not wrong(error, pb.ClosedError, waiting, "has not begun"), "behind"
+        check_error(error, pb.ClosedError, waiting, "has not begun", case="behind")
         ctx.close()
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
@@ -310,7 +311,7 @@ def test_another_context(comm: Any, path: str) -> None:
             lib.gpu.stuck = breaks == "a wait" and comm.rank == 0
             waits = ctx.engine.synchronize if lib.gpu.stuck else partial(ctx.eye, (4, 4))
             error = raised(waits) if comm.rank == 0 else raised(break_off, ctx)
-            assert not wrong(error, ZeroDivisionError if comm.rank else pb.ClosedError), f"{breaks}: there"
+            check_error(error, ZeroDivisionError if comm.rank else pb.ClosedError, case=f"{breaks}: there")
             ctx.close()
             del x
             other = pb.Context(comm, engine="cublasmp")
@@ -329,7 +330,7 @@ def test_another_context(comm: Any, path: str) -> None:
         raised(*((break_off, ctx) if comm.rank else (ctx.eye, (4, 4))))
         ctx.close()
         error = raised(pb.Context, comm)
-        assert not wrong(error, pb.StatusError, "rank 0: on its GPU, work of a broken context"), "for ever"
+        check_error(error, pb.StatusError, "rank 0: on its GPU, work of a broken context", case="for ever")
         with pb.Context(comm, engine="host") as ctx:
             assert ctx.eye((4, 4), block=2).sum() == 4, "CPU ranks: wrong"
 
