@@ -128,8 +128,10 @@ class PushedGather(_ByRail):
         super()._prepare()
         self._lay_out(self.p.slices("tokens"))
         everything = sum(self.p.tokens), self.p.inputs[0]
-        few = waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
-        self.at_once = self.once and few and not self.far
+        self.at_once = (
+            self.once and len(self.near) > 1 and not self.far
+            and waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
+        )  # fmt: skip
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
         if self.far:
             self.own["shard"] = Memory(self.p.dtype, [(self.p.tokens[self.rank], self.p.inputs[0])])
@@ -146,11 +148,17 @@ class PushedGather(_ByRail):
         if self.far:
             self._gather(x, gathered)
         self._shard(operands, self.rows[self.rank], x)
-        peers = [peer for peer in self.near if self.p.tokens[peer]]
-        for some in [peers] if self.at_once else [[peer] for peer in peers]:
-            gpu.await_flags("main", [(peer, come) for peer in some])
-            for rows, place in self._come(some):
-                self._shard(operands, rows, gathered[place])
+        if self.at_once:
+            gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
+            mine = self.rows[self.rank]
+            for rows in slice(0, mine.start), slice(mine.stop, self.rows[-1].stop):
+                if _length(rows):
+                    self._shard(operands, rows, gathered[rows])
+        for peer in () if self.at_once else self.near:
+            if self.p.tokens[peer]:
+                gpu.await_flags("main", [(peer, come)])
+                for i in range(self.count or 1):
+                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
         for i, agent in product(range(self.count), (self.rank, *self.near)):
             self._arrived(operands, gathered, agent, i)
         if operands.gathered:
@@ -158,15 +166,6 @@ class PushedGather(_ByRail):
                 if rank != self.rank:
                     self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
-
-    def _come(self, peers: Sequence[int]) -> list[tuple[slice, slice]]:
-        """Return which rows of X have come from peers, and where they are in memory."""
-        if not self.at_once:
-            pieces = product(peers, range(self.count or 1))
-            return [(self.piece[piece], self.place[piece]) for piece in pieces]
-        mine = self.rows[self.rank]
-        around = slice(0, mine.start), slice(mine.stop, self.rows[-1].stop)
-        return [(rows, rows) for rows in around if _length(rows)]
 
     def _gather(self, x: View, gathered: View) -> None:
         """Queue the collectives of this rail, and the pushes of what comes."""
