@@ -115,7 +115,7 @@ class Made:
             number=0,
             plan=None,
         )
-        for name in ("spec", "known"):  # are made when they are asked for: most of ever new sizes come once
+        for name in ("spec", "known"):  # are made when they are needed: most of ever new sizes come once
             made.__dict__.pop(name, None)
         return made
 

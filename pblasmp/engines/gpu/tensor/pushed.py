@@ -148,17 +148,7 @@ class PushedGather(_ByRail):
         if self.far:
             self._gather(x, gathered)
         self._shard(operands, self.rows[self.rank], x)
-        if self.at_once:
-            gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
-            mine = self.rows[self.rank]
-            for rows in slice(0, mine.start), slice(mine.stop, self.rows[-1].stop):
-                if _length(rows):
-                    self._shard(operands, rows, gathered[rows])
-        for peer in () if self.at_once else self.near:
-            if self.p.tokens[peer]:
-                gpu.await_flags("main", [(peer, come)])
-                for i in range(self.count or 1):
-                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
+        self._neighbors(operands, gathered, come)
         for i, agent in product(range(self.count), (self.rank, *self.near)):
             self._arrived(operands, gathered, agent, i)
         if operands.gathered:
@@ -166,6 +156,21 @@ class PushedGather(_ByRail):
                 if rank != self.rank:
                     self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
+
+    def _neighbors(self, operands: Views, gathered: View, come: int) -> None:
+        """Queue the products of the tokens of the other ranks of this domain, which raise that flag."""
+        if self.at_once:
+            self.gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
+            mine = self.rows[self.rank]
+            for rows in slice(0, mine.start), slice(mine.stop, self.rows[-1].stop):
+                if _length(rows):
+                    self._shard(operands, rows, gathered[rows])
+            return
+        for peer in self.near:
+            if self.p.tokens[peer]:
+                self.gpu.await_flags("main", [(peer, come)])
+                for i in range(self.count or 1):
+                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
 
     def _gather(self, x: View, gathered: View) -> None:
         """Queue the collectives of this rail, and the pushes of what comes."""
