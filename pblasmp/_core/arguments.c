@@ -12,11 +12,21 @@ void arguments_know(const python *p)
     py = *p;
 }
 
-static int is_a(object x, object type)
+static object slot_in(object x, int64_t at)
 {
     object found;
-    memcpy(&found, (const char *)x + py.head - sizeof found, sizeof found);
-    return found == type;
+    memcpy(&found, (const char *)x + at, sizeof found);
+    return found;
+}
+
+static object type_of(object x)
+{
+    return slot_in(x, py.head - (int64_t)sizeof x);
+}
+
+static int is_a(object x, object type)
+{
+    return type_of(x) == type;
 }
 
 static const char *text_of(object x)
@@ -62,8 +72,8 @@ static int scalar_in(object x, int real, double value[2])
     return real && value[1] != 0 ? UNFIT : OK; /* NaN is none */
 }
 
-/* The letter of an option, as a capital; 0 if it is none of these. */
-static char letter_in(object x, const char letters[4])
+/* The letter of an option, as a capital, which it perhaps must be; 0 if it is none of these. */
+static char letter_in(object x, const char letters[4], int must_be)
 {
     intptr_t length = 0;
     const char *text = is_a(x, py.text) ? py.as_text(x, &length) : "";
@@ -72,7 +82,7 @@ static char letter_in(object x, const char letters[4])
     if (text == NULL || length != 1)
         return 0;
     char found = *text >= 'a' && *text <= 'z' ? (char)(*text - 'a' + 'A') : *text;
-    return memchr(letters, found, 4) ? found : 0;
+    return memchr(letters, found, 4) && (found == *text || !must_be) ? found : 0;
 }
 
 static const void *fields(object x)
@@ -192,31 +202,74 @@ static int beside_in(arguments *r, const part *a, int64_t rows)
     return x->shape[0] < here ? UNFIT : OK;
 }
 
+/* A sub-matrix: its ``Held``, and its place there in a tuple, from an item on. */
+static int held_part(object held, int64_t slot, object place, intptr_t first, part *p)
+{
+    int64_t numbers[5];
+    int overflow = 0;
+    p->of = (const matrix *)(intptr_t)py.as_integer(slot_in(held, slot), &overflow);
+    for (int k = 0; k < 5; k++)
+        numbers[k] = py.as_integer(py.item(place, first + k), &overflow);
+    p->i = numbers[0], p->j = numbers[1], p->m = numbers[2], p->n = numbers[3], p->transposed = numbers[4];
+    return p->of == NULL ? UNKNOWN : OK;
+}
+
+/* A matrix, whose sizes are those that others have had, too; -1: none has. */
+static int handle_in(const arguments *r, const matrix_form *at, int64_t *rows, int64_t *cols, part *p)
+{
+    const handle_form *h = &r->form->handle;
+    object x = given(r, at->at), first = given(r, r->form->matrices[0].at);
+    *p = (part){0};
+    if (x == py.none)
+        return OK;
+    REQUIRE(type_of(x) == type_of(first) && slot_in(x, h->context) == slot_in(first, h->context));
+    object whole = slot_in(x, h->view_of);
+    whole = whole == py.none ? x : whole;
+    if (at->written) {
+        const array_fields *array = array_in(slot_in(whole, h->array));
+        REQUIRE(array != NULL && array->flags & WRITEABLE);
+    }
+    object held = slot_in(whole, h->held);
+    if (!is_a(held, h->type) || held_part(held, r->held, slot_in(x, h->at), 0, p) == UNKNOWN)
+        return UNKNOWN;
+    int64_t m = p->transposed ? p->n : p->m, n = p->transposed ? p->m : p->n;
+    *rows = *rows < 0 ? m : *rows;
+    *cols = *cols < 0 ? n : *cols; /* perhaps the same size */
+    REQUIRE(m && n && m == *rows && n == *cols);
+    return OK;
+}
+
 static int read(arguments *r)
 {
     call *c = r->call;
     const form *f = r->form;
     char *words[OPTIONS] = {&c->side, &c->uplo, &c->op_a, &c->op_b, &c->diag};
-    int64_t sizes[SIZES] = {0}, grid = 0;
-    int empty = 0;
+    int64_t sizes[SIZES] = {-1, -1, -1, -1}, grid = 0, letter = f->letter;
+    int empty = 0, of_handles = f->handle.type != NULL;
     part parts[MATRICES];
     for (int k = 0; k < OPTIONS; k++) {
-        *words[k] = f->options[k] < 0 ? f->words[k] : letter_in(given(r, f->options[k]), f->letters[k]);
+        *words[k] = f->options[k] < 0 ? f->words[k] : letter_in(given(r, f->options[k]), f->letters[k], of_handles);
         REQUIRE(*words[k]);
     }
     for (int k = 0; k < SIZES && f->sizes[k] >= 0; k++) {
         REQUIRE(integer(given(r, f->sizes[k]), &sizes[k]) == OK && sizes[k] >= 0);
         empty |= !sizes[k];
     }
-    int is_real = f->letter == S || f->letter == D;
-    c->alpha[0] = 1, c->beta[0] = f->no_beta, c->alpha[1] = c->beta[1] = 0;
-    if (f->alpha >= 0)
-        REQUIRE(scalar_in(given(r, f->alpha), is_real || f->real_alpha, c->alpha) == OK);
-    REQUIRE(c->alpha[0] != 0 || c->alpha[1] != 0);
-    if (f->beta >= 0)
-        REQUIRE(scalar_in(given(r, f->beta), is_real || f->real_beta, c->beta) == OK);
     for (int k = 0; k < MATRICES && f->matrices[k].at >= 0; k++) {
         const matrix_form *at = &f->matrices[k];
+        int turned = at->chosen_by == BY_LENGTH && sizes[at->rows[0]] < sizes[at->rows[1]];
+        if (at->chosen_by >= 0)
+            turned = *words[at->chosen_by] != 'N' && *words[at->chosen_by] != 'L';
+        int64_t *rows = &sizes[at->rows[turned]], *cols = &sizes[at->cols[turned]];
+        if (of_handles) {
+            int found = handle_in(r, at, rows, cols, &parts[k]);
+            if (found != OK)
+                return found;
+            const matrix *of = parts[k].of;
+            REQUIRE(of == NULL ? k == f->handle.optional : !k || of->letter == letter);
+            letter = k ? letter : of->letter;
+            continue;
+        }
         place p;
         REQUIRE(place_in(&p, given(r, at->at), given(r, at->at + 3), f->letter, (int)at->written) == OK);
         const place *known = slot_of(r, &p);
@@ -224,19 +277,24 @@ static int read(arguments *r)
             return UNKNOWN;
         REQUIRE(!k || known->entries[1] == grid);
         grid = known->entries[1];
-        int turned = at->chosen_by == BY_LENGTH && sizes[at->rows[0]] < sizes[at->rows[1]];
-        if (at->chosen_by >= 0)
-            turned = *words[at->chosen_by] != 'N' && *words[at->chosen_by] != 'L';
-        int found = part_in(r, at, known, sizes[at->rows[turned]], sizes[at->cols[turned]], &parts[k]);
+        int found = part_in(r, at, known, *rows, *cols, &parts[k]);
         REQUIRE(found == OK);
         if (k == f->passes[0] && f->beside >= 0)
             REQUIRE(beside_in(r, &parts[k], known->rows) == OK);
     }
+    int is_real = letter == S || letter == D;
+    c->alpha[0] = 1, c->beta[0] = f->no_beta, c->alpha[1] = c->beta[1] = 0;
+    if (f->alpha >= 0)
+        REQUIRE(scalar_in(given(r, f->alpha), is_real || f->real_alpha, c->alpha) == OK);
+    REQUIRE(c->alpha[0] != 0 || c->alpha[1] != 0);
+    if (f->beta >= 0)
+        REQUIRE(scalar_in(given(r, f->beta), is_real || f->real_beta, c->beta) == OK);
     part *passed[] = {&c->a, &c->b, &c->c, &c->d};
     for (int k = 0; k < 4; k++)
         *passed[k] = f->passes[k] < 0 ? (part){0} : parts[f->passes[k]];
     if (f->beside < 0)
         c->beside = (part){0};
+    REQUIRE(!of_handles || c->c.of != NULL || (c->beta[0] == 0 && c->beta[1] == 0));
     REQUIRE(!empty || !(f->tells || (c->d.m && c->d.n))); /* of nothing: D may be scaled */
     c->routine = f->routine, c->name = name_number(f->call), c->is_new = c->count = 0;
     return OK;
@@ -256,31 +314,18 @@ static int start(call *c)
     return found;
 }
 
-static int held_part(object x, int64_t held, part *p)
-{
-    int64_t numbers[5];
-    object at;
-    int overflow = 0;
-    *p = (part){0};
-    if (x == py.none)
-        return OK;
-    memcpy(&at, (const char *)py.item(x, 0) + held, sizeof at);
-    p->of = (const matrix *)(intptr_t)py.as_integer(at, &overflow);
-    for (int k = 0; k < 5; k++)
-        numbers[k] = py.as_integer(py.item(x, k + 1), &overflow);
-    p->i = numbers[0], p->j = numbers[1], p->m = numbers[2], p->n = numbers[3], p->transposed = numbers[4];
-    return p->of == NULL ? UNKNOWN : OK;
-}
-
 int asked_start(arguments *r, int routine, int count)
 {
     call *c = r->call;
     part *parts[] = {&c->a, &c->b, &c->c, &c->d, &c->beside};
     char *words[OPTIONS] = {&c->side, &c->uplo, &c->op_a, &c->op_b, &c->diag};
     int overflow = 0;
-    for (int k = 0; k < 5; k++)
-        if (held_part(given(r, k < 4 ? 2 + k : 15), r->held, parts[k]) != OK)
+    for (int k = 0; k < 5; k++) {
+        object x = given(r, k < 4 ? 2 + k : 15);
+        *parts[k] = (part){0};
+        if (x != py.none && held_part(py.item(x, 0), r->held, x, 1, parts[k]) != OK)
             return UNKNOWN;
+    }
     c->routine = routine, c->count = count, c->name = name_number(text_of(given(r, 0)));
     c->is_new = py.as_integer(given(r, 6), &overflow);
     for (int k = 0; k < OPTIONS; k++) {

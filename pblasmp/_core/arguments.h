@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls as Python has them are read into a call, which then starts: an ``Asked``, or the arguments of a function of PBLAS.
+/* Calls as Python has them are read into a call, which then starts: an ``Asked``, or the arguments of a function.
  * What is unusual about these takes the ordinary way, which has the words for it.
  *
  * Without Python's headers: its functions are given by address. Where an object has its type, and an array of NumPy its
@@ -58,7 +58,16 @@ typedef struct {
 
 enum { BY_NONE = -1, BY_LENGTH = -2 };
 
-/* A routine for one type: ``DirectForm`` of pblas/direct.py. Places among the arguments are -1 if it has none there. */
+/* Of matrices that are no local arrays with descriptors, but a ``Handle`` of runtime/handle.py: where these have their slots;
+ * the type ``Held``, else NULL; which of them may be absent if beta is 0, or -1. */
+typedef struct {
+    int64_t context, view_of, at, array, held;
+    object type;
+    int64_t optional;
+} handle_form;
+
+/* A routine for one type: ``DirectForm`` of pblas/direct.py; or for all, of handles, the first of which is D: ``HandleForm``
+ * of runtime/direct_forms.py. Places among the arguments are -1 if it has none there. */
 typedef struct {
     char call[16];
     int64_t routine, letter;
@@ -69,6 +78,7 @@ typedef struct {
     matrix_form matrices[MATRICES];
     int64_t passes[4];                  /* which of these are A to D */
     int64_t tells, beside, axis, k, makes;
+    handle_form handle;
 } form;
 
 typedef struct {
@@ -84,7 +94,7 @@ typedef struct {
 void arguments_know(const python *p);
 /* Remember the array and the descriptor that are given. */
 void arguments_learn(arguments *r, const matrix *held, int64_t rows, int64_t cols);
-/* Read the arguments and start the call. Returns what ``call_start`` does, or UNKNOWN: learn all places first. */
+/* Read the arguments and start the call. Returns what ``call_start`` does, or UNKNOWN: learn all matrices first. */
 int arguments_start(arguments *r);
 /* The same of an ``Asked``. UNKNOWN: a ``Held`` has no address in the core yet. */
 int asked_start(arguments *r, int routine, int count);

@@ -18,7 +18,8 @@ PLACES = 1024
 PLACES_SIZE = 2 * PLACES * 21 * 8  # bytes
 BY_NONE, BY_LENGTH = -1, -2
 SIZES = MATRICES = 4
-FORM = struct.Struct("=16s2q8s20s4x5q4q4qd32q4q5q")
+NO_HANDLES = (0,) * 7
+FORM = struct.Struct("=16s2q8s20s4x5q4q4qd32q4q5q7q")
 """``form``."""
 PYTHON, ARRAY, DTYPE = struct.Struct("=23q"), struct.Struct("@PiPPPPi"), struct.Struct("@Pccc")
 """``python``, ``array_fields`` and ``dtype_fields``."""

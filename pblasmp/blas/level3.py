@@ -6,12 +6,15 @@ Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ..
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..layout import Level3Problem, MatrixDescriptor
 from ..layout.grid import one_of
+from ..layout.routines import ROUTINES
 from ..matrix.distributed import DistributedMatrix
+from ..runtime.direct_forms import HandleForm
 from ..runtime.matrix_calls import MatrixCall
 from .docstrings import described
 
@@ -51,7 +54,7 @@ def trsm(
     algo: str = "auto",
 ) -> Matrix:
     """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context."""
-    return _run("trsm", locals())
+    return _run("trsm", (a, b, side, uplo, op_a, diag, alpha, out, algo))
 
 
 @described
@@ -68,7 +71,7 @@ def trmm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context."""
-    return _run("trmm", locals())
+    return _run("trmm", (a, b, side, uplo, op_a, diag, alpha, out, algo))
 
 
 @described
@@ -85,7 +88,7 @@ def symm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context."""
-    return _run("symm", locals())
+    return _run("symm", (a, b, c, side, uplo, alpha, beta, out, algo))
 
 
 @described
@@ -102,7 +105,7 @@ def hemm(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context."""
-    return _run("hemm", locals())
+    return _run("hemm", (a, b, c, side, uplo, alpha, beta, out, algo))
 
 
 @described
@@ -118,7 +121,7 @@ def syrk(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context."""
-    return _run("syrk", locals())
+    return _run("syrk", (a, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -134,7 +137,7 @@ def herk(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context."""
-    return _run("herk", locals())
+    return _run("herk", (a, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -151,7 +154,7 @@ def syr2k(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context."""
-    return _run("syr2k", locals())
+    return _run("syr2k", (a, b, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -171,7 +174,7 @@ def her2k(
 
     Collective over the context.
     """
-    return _run("her2k", locals())
+    return _run("her2k", (a, b, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -188,7 +191,7 @@ def syrkx(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context."""
-    return _run("syrkx", locals())
+    return _run("syrkx", (a, b, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -205,7 +208,7 @@ def herkx(
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context."""
-    return _run("herkx", locals())
+    return _run("herkx", (a, b, c, uplo, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -220,7 +223,7 @@ def geadd(
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) + beta C``. Collective over the context."""
-    return _run("geadd", locals())
+    return _run("geadd", (a, c, op_a, alpha, beta, out, algo))
 
 
 @described
@@ -236,7 +239,13 @@ def tradd(
     algo: str = "auto",
 ) -> Matrix:
     """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context."""
-    return _run("tradd", locals())
+    return _run("tradd", (a, c, uplo, op_a, alpha, beta, out, algo))
+
+
+_FORMS = {
+    name: HandleForm(name, ROUTINES[name], [*inspect.signature(globals()[name]).parameters])
+    for name in __all__
+}
 
 
 class _Level3Call(MatrixCall):
@@ -268,7 +277,18 @@ def routine_call(routine: str, **arguments: Any) -> MatrixCall:
     return _Level3Call(routine, arguments)
 
 
-def _run(routine: str, arguments: dict[str, Any]) -> Matrix:
-    """Return what the level-3 routine of that name computes. Collective over the context."""
-    result: Matrix = _Level3Call(routine, arguments).run()
+def _run(routine: str, arguments: tuple[Any, ...]) -> Matrix:
+    """Return what the level-3 routine of that name computes. Collective over the context.
+
+    Args:
+        routine: its name.
+        arguments: all of its function's, in their order.
+    """
+    form = _FORMS[routine]
+    done = form.run(arguments)
+    if done:
+        out: Matrix = arguments[form.out]
+        return out
+    by_name = dict(zip(form.names, arguments, strict=True))
+    result: Matrix = _Level3Call(routine, by_name).run(voted=done is False)
     return result

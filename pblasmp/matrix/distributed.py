@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import MatrixDescriptor
 from ..layout.descriptor import expanded, is_integer
-from ..runtime.handle import Handle
+from ..runtime.handle import ALL, Handle, window
 from ..scalapack import ScalapackMatrix, leading_dimension
 from . import arithmetic, assignment, io, reductions
 from .creation import Block, GridLike, shard_layout
@@ -87,12 +87,16 @@ class DistributedMatrix(Handle):
         Raises:
             ArgumentError: the index is none of these, is out of range, or has another step than 1.
         """
+        rows, cols = index if type(index) is tuple and len(index) == 2 else (index, ALL)
+        if type(rows) is slice or type(cols) is slice:
+            view = window(self, rows, cols)
+            if view is not None:  # nearly always
+                return view
         if isinstance(index, tuple) and len(index) == 3:
             index = expanded(index)
         given = index if isinstance(index, tuple) else (index,)
         if (
             given
-            and type(given[0]) is not slice  # nearly always
             and not any(isinstance(each, slice) or each is ... for each in given)
             and (len(given) > 1 or not is_integer(given[0]))
         ):  # also if it is wrong: other ranks may ask for an element

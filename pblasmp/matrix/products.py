@@ -15,7 +15,9 @@ from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..layout.grid import one_of
 from ..layout.problem import nearest_legal
+from ..layout.routines import GEMM
 from ..layout.schemes import scheme_operands
+from ..runtime.direct_forms import HandleForm, is_text
 from ..runtime.handle import Handle, Matrix
 from ..runtime.interop import as_local
 from ..runtime.matrix_calls import MatrixCall
@@ -83,19 +85,29 @@ def matmul(
     See Also:
         plan, to prepare a product that is repeated; ``a @ b``.
     """
-    if is_vector(a) or is_vector(b):
-        return cast("Matrix", _by_vector(a, b, locals()))
     plain = (
         epilogue is None and scales is None and compute is None and comm_dtype is None and comm_sms is None
     )
+    done = None
+    if plain and is_text(scheme, "gemm"):
+        done = _FORM.run((a, b, c, out, alpha, beta, op_a, op_b, algo))
+    if done:
+        return cast("Matrix", out)
+    if is_vector(a) or is_vector(b):
+        given = locals()
+        del given["plain"], given["done"]
+        return cast("Matrix", _by_vector(a, b, given))
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "algo": algo}
     if not plain or not one_of(scheme, ("gemm",)):
         plain = False
         how.update(
             epilogue=epilogue, scales=scales, scheme=scheme, compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms
         )  # fmt: skip
-    product: Matrix = _call(a, b, c, out, how, plain).run()
+    product: Matrix = _call(a, b, c, out, how, plain).run(voted=done is False)
     return product
+
+
+_FORM = HandleForm("matmul", GEMM, ("a", "b", "c", "out", "alpha", "beta", "op_a", "op_b", "algo"))
 
 
 def _by_vector(a: Any, b: Any, arguments: dict[str, Any]) -> Any:

@@ -167,7 +167,7 @@ class DirectForm:
             at.get("alpha", -1), at.get("beta", -1), "alpha" in routine.real, "beta" in routine.real,
             0.0 if routine.beta is None else routine.beta.real, *matrices,
             *(order.index(passes[x]) if x in passes else -1 for x in "abcd"),
-            bool(self._numbers), self._beside, self._axis, at.get("k", -1), self._makes,
+            bool(self._numbers), self._beside, self._axis, at.get("k", -1), self._makes, *objects.NO_HANDLES,
         )  # fmt: skip
         self.address = host_address(np.frombuffer(self._form, np.uint8))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_ALL = slice(None)
+ALL = slice(None)
+_new = object.__new__
 
 
 class KnownCall:
@@ -52,6 +54,11 @@ class Handle:
         context: the context that it belongs to.
     """
 
+    # In slots the core finds them, too: see ``direct_forms.py``.
+    __slots__ = (
+        "__weakref__", "_array", "_at", "_descriptor", "_held", "_known", "_pin", "_view_of", "context",
+    )  # fmt: skip
+
     def __init__(self, context: Runtime[Any], descriptor: MatrixDescriptor, local: Any) -> None:
         self.context = context
         self._descriptor: MatrixDescriptor | None = descriptor
@@ -60,12 +67,17 @@ class Handle:
         self._view_of: Handle | None = None
         self._at = 0, 0, *descriptor.shape, False
         self._held: Any = None
-        self._known: KnownCall | None = None
-        self._has_called = False
+        self._known: KnownCall | bool = False  # whether a call has been remembered, if none is
+
+    def __getstate__(self) -> dict[str, Any]:
+        # of a copy by the module copy; pickle refuses the context
+        fields = "context", "_descriptor", "_array", "_view_of", "_at"
+        return {name: getattr(self, name) for name in fields} | getattr(self, "__dict__", {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # a copy by the module copy: its memory may be elsewhere
-        vars(self).update(state, _held=None, _known=None, _pin=_pin(state["_array"]))
+        # its memory may be elsewhere
+        for name, value in {**state, "_held": None, "_known": False, "_pin": _pin(state["_array"])}.items():
+            setattr(self, name, value)
 
     @property
     def descriptor(self) -> MatrixDescriptor:
@@ -148,7 +160,11 @@ class Handle:
             given: the routine and its arguments: the same objects.
         """
         known = self._known
-        if known is None or known.identities != [*map(id, given)] or not self.context.is_usable:
+        if (
+            not isinstance(known, KnownCall)
+            or known.identities != [*map(id, given)]
+            or not self.context.is_usable
+        ):
             return None
         return known.asked
 
@@ -157,27 +173,15 @@ class Handle:
 
         From the second one on: many views are used once.
         """
-        if self._has_called:
-            self._known = KnownCall(given, asked)
-        self._has_called = True
+        self._known = KnownCall(given, asked) if self._known else True
 
     # -- views: nothing moves
-
-    def _view(self, at: tuple[int, int, int, int, bool]) -> Self:
-        """Return the view at another place in the same matrix. Local."""
-        view = object.__new__(type(self))
-        view.context = self.context
-        view._descriptor = view._array = view._known = None
-        view._has_called = False
-        view._view_of = self if self._view_of is None else self._view_of
-        view._at = at
-        return view
 
     @property
     def T(self) -> Self:  # noqa: N802 - the name NumPy uses
         """The transpose as a view of the same memory. Local."""
         i, j, m, n, transposed = self._at
-        return self._view((i, j, m, n, not transposed))
+        return _view(self, (i, j, m, n, not transposed))
 
     @property
     def H(self) -> Self:  # noqa: N802 - the usual name
@@ -197,28 +201,13 @@ class Handle:
         Raises:
             ArgumentError: the index is none of a sub-matrix.
         """
-        i, j, m, n, transposed = self._at
-        height, width = (n, m) if transposed else (m, n)
-        try:
-            rows, cols = index if type(index) is tuple else (index, _ALL)  # a list is no index
-            rows = slice(rows, rows + 1) if type(rows) is int else rows
-            cols = slice(cols, cols + 1) if type(cols) is int else cols
-            i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop
-            i0, i1 = 0 if i0 is None else i0, height if i1 is None else i1
-            j0, j1 = 0 if j0 is None else j0, width if j1 is None else j1
-            legal = (
-                type(i0) is type(i1) is type(j0) is type(j1) is int
-                and rows.step is cols.step is None
-                and 0 <= i0 <= i1 <= height
-                and 0 <= j0 <= j1 <= width
-            )
-        except (TypeError, ValueError, AttributeError):
-            legal = False
-        if not legal:
-            (i0, i1), (j0, j1) = self.descriptor.ranges(index)
-        if transposed:
-            return self._view((i + j0, j + i0, j1 - j0, i1 - i0, True))
-        return self._view((i + i0, j + j0, i1 - i0, j1 - j0, False))
+        # A list is no index.
+        rows, cols = index if type(index) is tuple and len(index) == 2 else (index, ALL)
+        found = window(self, rows, cols)
+        if found is None:
+            found = window(self, *itertools.starmap(slice, self.descriptor.ranges(index)))
+            assert found is not None
+        return found
 
     def move_to(self, out: Handle, part: Trapezoid | None = None) -> None:
         """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks.
@@ -245,6 +234,48 @@ def _pin(array: Any) -> Any:
 
 
 Matrix = TypeVar("Matrix", bound=Handle)
+
+
+def window(x: Matrix, rows: Any, cols: Any) -> Matrix | None:
+    """Return a sub-matrix as a view, None if rows and columns are no plain slices or integers inside of X. Local."""
+    i, j, m, n, transposed = x._at
+    if transposed:
+        rows, cols = cols, rows
+    if type(rows) is int:
+        rows = slice(rows, rows + 1)
+    if type(cols) is int:
+        cols = slice(cols, cols + 1)
+    if not (type(rows) is type(cols) is slice):
+        return None
+    i0, i1, j0, j1 = rows.start, rows.stop, cols.start, cols.stop
+    if i0 is None:
+        i0 = 0
+    if i1 is None:
+        i1 = m
+    if j0 is None:
+        j0 = 0
+    if j1 is None:
+        j1 = n
+    if (
+        type(i0) is type(i1) is type(j0) is type(j1) is int
+        and rows.step is cols.step is None
+        and 0 <= i0 <= i1 <= m
+        and 0 <= j0 <= j1 <= n
+    ):
+        return _view(x, (i + i0, j + j0, i1 - i0, j1 - j0, transposed))
+    return None
+
+
+def _view(x: Matrix, at: tuple[int, int, int, int, bool]) -> Matrix:
+    """Return the view at another place in the same matrix. Local."""
+    view = _new(type(x))
+    view.context = x.context
+    view._descriptor = view._array = None
+    view._known = False
+    whole = x._view_of
+    view._view_of = x if whole is None else whole
+    view._at = at
+    return view
 
 
 def no_matrix(x: object, expected: str = "a DistributedMatrix") -> str:

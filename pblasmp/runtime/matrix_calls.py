@@ -18,6 +18,7 @@ from ..errors import ArgumentError, LayoutError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from ..layout.level3_problem import with_c_like_d
 from ..layout.routines import GEMM, ROUTINES, Routine
+from .direct_forms import tell_of_interrupt
 from .handle import Handle
 from .planned import run
 from .reading import check_operands, check_overlap, check_writable, comparable, context_of, glance, number
@@ -119,9 +120,7 @@ class MatrixCall(UserCall[Any]):
             try:
                 found = self.directly()
             except BaseException as error:
-                # At an interrupt the others wait for this rank.
-                if not isinstance(error, (Exception, SystemExit)):
-                    self.ctx.control.channel.break_(error, self.name)
+                tell_of_interrupt(self.ctx, error, self.name)
                 raise
         if found is not None and found is not False:
             return found

@@ -129,7 +129,7 @@ def split(layer: Any) -> int:
 
 def addresses_of_blas(direct: Any, dtype: str) -> Any:
     """The addresses of BLAS's and LAPACK's routines for a type ("s", "d", "c", "z"), which the core calls."""
-    direct._load(dtype)
+    direct._load()
     return direct._state.functions["sdcz".index(dtype)]
 
 

@@ -280,18 +280,17 @@ class Asked(NamedTuple):
 
 
 class RoutineForm(Protocol):
-    """A routine of PBLAS for one type: the compiled core itself reads the arguments of its calls.
+    """A routine, one of PBLAS for one type: the compiled core itself reads the arguments of its calls.
 
     Attributes:
         call, routine: as in ``Asked``.
-        dtype, letter: its type.
+        dtype: the type, of a routine that returns numbers.
         address: of what the core knows of it.
     """
 
     call: str
     routine: str
     dtype: np.dtype
-    letter: str
     address: int
 
     def learn(self, args: Sequence[Any], tell: Callable[[Any, Any, Held, int, int], None]) -> bool:

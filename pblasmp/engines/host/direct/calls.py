@@ -183,7 +183,7 @@ class HostDirect:
         self._call = ctypes.c_void_p(ctypes.addressof(self._held))
         self._state = state = _core.CallState.from_buffer(self._held)
         self._go_on = self._core.call_go_on
-        self._letters = ""  # the types whose functions of the BLAS the core knows
+        self._knows_blas = False  # the core knows its functions
         self._addresses = 0, 0  # of the sets
         self._board: Board | None = None  # which the core knows
         self._parts = np.frombuffer(memoryview(self._held), np.int64, 30, 64).reshape(5, 6)  # of the request
@@ -224,7 +224,7 @@ class HostDirect:
     def reduce(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> Any:
         """See ``Direct``. Collective over the context."""
         compute = self._of_matrix if ": " in asked.routine else self._reduced
-        return self._in_turn(control, asked, compute, args)
+        return self._in_turn(control, asked, compute, args, answers=bool(args))
 
     def factors(self, routine: str, m: int, n: int, width: int) -> bool:
         """See ``Direct``. Local."""
@@ -236,7 +236,8 @@ class HostDirect:
         self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()
     ) -> Outcome | Literal[False] | None:
         """See ``Direct``. Collective over the context."""
-        outcome: Outcome | Literal[False] | None = self._in_turn(control, asked, self._outcome, args)
+        outcome: Outcome | Literal[False] | None
+        outcome = self._in_turn(control, asked, self._outcome, args, answers=bool(args))
         return outcome
 
     def move(self, control: Communicator, moved: Moved) -> bool | None:
@@ -263,30 +264,36 @@ class HostDirect:
         asked: Asked | RoutineForm | Moved,
         compute: Callable[..., Any],
         args: Sequence[Any] = (),
+        *,
+        answers: bool = False,
     ) -> Any:
-        """Return what ``compute`` does, None if there is no core or no board. Collective over the context."""
+        """Return what ``compute`` does, None if there is no core or no board. Collective over the context.
+
+        With ``answers`` it is what a ``RoutineForm`` makes of that.
+        """
         if self._core is None or (not self._single and control.board is None):
             return None
-        channel = control.channel
-        channel.take_turn(asked.call)
-        outer, self._under_way = self._under_way, asked.call
+        channel, call = control.channel, asked.call
+        channel.take_turn(call)
+        outer, self._under_way = self._under_way, call
         try:
-            if (
-                outer
-            ):  # a signal's handler, a finalizer or a tracer calls: the core has the arguments of one call
+            # A signal's handler, a finalizer or a tracer calls: the core has the arguments of one call.
+            if outer:
                 if self._single:
                     return None
                 raise ClosedError(
-                    f"{asked.call} was called in the midst of {outer}, as a signal's handler or a finalizer may do: "
+                    f"{call} was called in the midst of {outer}, as a signal's handler or a finalizer may do: "
                     "the ranks can see their calls in different orders"
                 )
             done = compute(control, asked, args)
             if done is not None and done is not False:
                 channel.runs += 1
-                return done if isinstance(asked, (Asked, Moved)) else asked.answer(args, self, done)
+                if answers:
+                    assert not isinstance(asked, (Asked, Moved))
+                    return asked.answer(args, self, done)
             return done
         except BaseException as error:
-            break_off(control, error, asked.call)
+            break_off(control, error, call)
             raise
         finally:
             self._under_way = outer
@@ -381,10 +388,9 @@ class HostDirect:
         """Have the core carry out a call; return how that has ended, else None or False as ``Direct.run`` does."""
         assert self._core is not None
         sets, channel = self.sets, control.channel
-        letter = asked.d[0].pattern.letter if isinstance(asked, Asked) else asked.letter
-        if letter not in self._letters:
+        if not self._knows_blas:
             try:
-                self._load(letter)
+                self._load()
             except _EARLY:
                 return None
         if not self._single:
@@ -497,14 +503,15 @@ class HostDirect:
         self._state.memory, self._state.most = self._addresses[self.sets.half], self.sets.most
         return fits
 
-    def _load(self, letter: str) -> None:
-        """Tell the core where the BLAS has its functions for a type."""
-        others = _REAL if letter in "sd" else _COMPLEX
-        self._state.functions[_LETTERS.index(letter)][:] = [
-            blas.address(self._library, "d" if name in _NUMBERS else letter, others.get(name, name))
-            for name in _core.BLAS
-        ]
-        self._letters += letter
+    def _load(self) -> None:
+        """Tell the core where the BLAS has its functions."""
+        for letter, functions in zip(_LETTERS, self._state.functions, strict=True):
+            others = _REAL if letter in "sd" else _COMPLEX
+            functions[:] = [
+                blas.address(self._library, "d" if name in _NUMBERS else letter, others.get(name, name))
+                for name in _core.BLAS
+            ]
+        self._knows_blas = True
 
     def _reserve(self, nbytes: int) -> None:
         """Replace both sets of slabs. Collective over the context."""

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on matrices of CPU ranks whose arguments the core reads: those that write into ``out`` and look quite usual."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._core import objects
+from ..engines.direct import FAMILIES, ROUTINE_NUMBERS, Asked, Held, host_address
+from ..layout.routines import WORDS, Routine
+from .handle import Handle
+from .runtime import Runtime
+
+_LETTERS = {"side": "LR", "uplo": "LU", "op_a": "NTC", "op_b": "NTC", "diag": "NU"}
+_SIZES = "mnk"
+_SLOTS = "context", "_view_of", "_at", "_array", "_held"
+
+
+class HandleForm:
+    """A routine of level 3 as a direct call on matrices: a ``RoutineForm``. Making one is local.
+
+    Args:
+        routine: its name, which is also the call's; perhaps one that has no direct calls.
+        row: what the tables say of it.
+        names: the arguments that ``run`` gets; "out" is D.
+
+    Attributes:
+        call, routine, address: as those of ``RoutineForm``.
+        names: as above.
+        out: where D is among them.
+    """
+
+    def __init__(self, routine: str, row: Routine, names: Sequence[str]) -> None:
+        self.call = self.routine = routine
+        at = {name: place for place, name in enumerate(names)}
+        self.names, self.out, self._algo, self.address = names, at["out"], at["algo"], 0
+        if routine not in FAMILIES:
+            return
+        operands = "d", *row.operands
+        self._places = [at["out" if x == "d" else x] for x in operands]
+        matrices: list[int] = []
+        for operand, place in zip(operands, self._places, strict=True):
+            text = row.sizes.texts[operand]
+            rows, cols, option = ("m", "m", "side") if text == "side" else (*text.split(), "")[:3]
+            turned = ("n", "n") if text == "side" else (cols, rows)
+            sizes = map(_SIZES.index, (rows, turned[0], cols, turned[1]))
+            chosen_by = WORDS.index(option) if option in at else objects.BY_NONE
+            matrices += place, *sizes, chosen_by, -1, operand == "d"
+        matrices += [-1] * 8 * (objects.MATRICES - len(operands))
+        defaults = Asked._field_defaults
+        self._form = objects.FORM.pack(
+            routine.encode(), ROUTINE_NUMBERS[routine], -1,
+            "".join(defaults[word] for word in WORDS).encode(),
+            b"".join(_LETTERS[word].encode().ljust(4, b"\0") for word in WORDS),
+            *(at.get(word, -1) for word in WORDS), *[-1] * objects.SIZES,
+            at["alpha"], at.get("beta", -1), "alpha" in row.real, "beta" in row.real, 0.0, *matrices,
+            *(operands.index(x) if x in operands else -1 for x in "abcd"), 0, -1, 0, -1, 0,
+            *(objects.slot(Handle, name) for name in _SLOTS), id(Held),
+            operands.index("c") if "c" in operands and "c" not in row.required else -1,
+        )  # fmt: skip
+        self.address = host_address(np.frombuffer(self._form, np.uint8))
+
+    def run(self, args: Sequence[Any]) -> bool | None:
+        """Compute a call; return what ``Direct.run`` does. Collective over the context.
+
+        Args:
+            args: the arguments, of any types.
+        """
+        out, algo = args[self.out], args[self._algo]
+        if not (self.address and isinstance(out, Handle) and is_text(algo, "auto")):
+            return None
+        ctx = out.context
+        engine = ctx.engine
+        direct: Any = engine.direct
+        if direct is None or engine.traits.on_gpus or not ctx.is_usable:
+            return None
+        try:
+            done: bool | None = direct.run(ctx.control, self, args)
+        except BaseException as error:
+            tell_of_interrupt(ctx, error, self.call)
+            raise
+        return done
+
+    def learn(self, args: Sequence[Any], tell: Callable[..., None]) -> bool:  # noqa: ARG002
+        """See ``RoutineForm``. Local."""
+        for place in self._places:
+            x = args[place]
+            part = x.direct_part() if isinstance(x, Handle) else None
+            if part is not None:
+                operator.index(part[0])  # it has an address in the core then
+            elif x is not None:
+                return False
+        return True
+
+
+def is_text(value: object, text: str) -> bool:
+    """Return whether ``value``, which may have any type, is a text of Python's and equal to another. Local."""
+    return type(value) is str and value == text
+
+
+def tell_of_interrupt(ctx: Runtime[Any], error: BaseException, call: str) -> None:
+    """Break the context if it is an interrupt that ends a direct call: the other ranks wait for this one. Local."""
+    if not isinstance(error, (Exception, SystemExit)):
+        ctx.control.channel.break_(error, call)
