@@ -114,8 +114,8 @@ def _sums_again(ctx):
     v, w = (ctx.scatter(np.arange(n * 1.0)[:, None] + k, block=4, grid=(ctx.size, 1)) for k in range(2))
     whole = np.diag(np.arange(1.0, n + 1))
     square = ctx.scatter(whole, block=4, grid=pb.Grid.squarest(ctx.size))
-    start = getattr(ctx.direct, inside.START)
-    setattr(ctx.direct, inside.START, lambda asked: started.append(asked) or start(asked))
+    start = getattr(ctx.engine.direct, inside.START)
+    setattr(ctx.engine.direct, inside.START, lambda asked: started.append(asked) or start(asked))
     for count in range(3):
         x, y = (each.allgather()[:, 0] for each in (v, w))
         found = [pb.blas.dot(v, w), pb.blas.dot(v, w), pb.blas.dot(v, v), pb.blas.asum(v), pb.blas.dot(v, w)]
@@ -338,12 +338,12 @@ def test_moved_together(comm):
         check_array(b[0], held((1, 2), y, (2, 4), (0, 0))[0], "nothing is written")
         large = np.arange(410.0**2).reshape(410, 410)
         a, b = held((comm.size, 1), large, (3, 2), (0, 0)), held((1, 2), np.zeros((410, 410)), (9, 4), (0, 0))
-        capacity = ctx.direct.sets.capacity
+        capacity = ctx.engine.direct.sets.capacity
         pblas.pdgemr2d(400, 400, *a, *b, everybody)
         expected = np.zeros((410, 410))
         expected[2:402, 1:401] = large[2:402, 1:401]
         check_array(b[0], held((1, 2), expected, (9, 4), (0, 0))[0], "a large one")
-        assert ctx.direct.sets.capacity == capacity, "a large one"
+        assert ctx.engine.direct.sets.capacity == capacity, "a large one"
         for ictxt in (everybody, *every.values()):
             pblas.gridexit(ictxt)
 

@@ -99,7 +99,7 @@ POINTERS = {
 
 def followed(ctx, routine, function):
     """Have this rank's BLAS or LAPACK routine for float64 followed by a function of its arguments' addresses."""
-    direct, prototype = ctx.direct, ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * POINTERS[routine])
+    direct, prototype = ctx.engine.direct, ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * POINTERS[routine])
     functions, place = inside.addresses_of_blas(direct, "d"), _core.BLAS.index(routine)
     plain = prototype(functions[place])
     both = prototype(lambda *args: (plain(*args), function(*args))[0])
