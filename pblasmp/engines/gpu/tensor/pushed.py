@@ -116,7 +116,7 @@ class _ByRail(PushedTensorProduct):
 class PushedGather(_ByRail):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
-    What comes once, and takes less time than the host takes to queue it, is multiplied when all of it has come.
+    What comes once, and takes less time than the host takes to queue it, is one product when all of it has come.
 
     If the caller wants all of X, kernels copy it there when no product runs.
     """
@@ -128,10 +128,8 @@ class PushedGather(_ByRail):
         super()._prepare()
         self._lay_out(self.p.slices("tokens"))
         everything = sum(self.p.tokens), self.p.inputs[0]
-        self.at_once = (
-            self.once and len(self.near) > 1 and not self.far
-            and waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
-        )  # fmt: skip
+        few = waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
+        self.at_once = self.once and few and not self.far
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
         if self.far:
             self.own["shard"] = Memory(self.p.dtype, [(self.p.tokens[self.rank], self.p.inputs[0])])
@@ -145,10 +143,17 @@ class PushedGather(_ByRail):
             gpu.push("copy", memories[peer][self.place[self.rank, i]], part)
         for peer in reversed(self.near) if x.rows else ():
             gpu.raise_flag("copy", peer, come)
+        if self.at_once:
+            self._all(operands, gathered, come)
+            return
         if self.far:
             self._gather(x, gathered)
         self._shard(operands, self.rows[self.rank], x)
-        self._neighbors(operands, gathered, come)
+        for peer in self.near:
+            if self.p.tokens[peer]:
+                gpu.await_flags("main", [(peer, come)])
+                for i in range(self.count or 1):
+                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
         for i, agent in product(range(self.count), (self.rank, *self.near)):
             self._arrived(operands, gathered, agent, i)
         if operands.gathered:
@@ -157,20 +162,13 @@ class PushedGather(_ByRail):
                     self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
 
-    def _neighbors(self, operands: Views, gathered: View, come: int) -> None:
-        """Queue the products of the tokens of the other ranks of this domain, which raise that flag."""
-        if self.at_once:
-            self.gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
-            mine = self.rows[self.rank]
-            for rows in slice(0, mine.start), slice(mine.stop, self.rows[-1].stop):
-                if _length(rows):
-                    self._shard(operands, rows, gathered[rows])
-            return
-        for peer in self.near:
-            if self.p.tokens[peer]:
-                self.gpu.await_flags("main", [(peer, come)])
-                for i in range(self.count or 1):
-                    self._shard(operands, self.piece[peer, i], gathered[self.place[peer, i]])
+    def _all(self, operands: Views, gathered: View, come: int) -> None:
+        """Queue the product of all tokens, of which other ranks' have come when these raise that flag."""
+        self.gpu.push("main", gathered[self.rows[self.rank]], operands.a)
+        self.gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
+        self.whole(operands, gathered, operands.c, operands.d)
+        if operands.gathered:
+            self.copy(operands.gathered, gathered)
 
     def _gather(self, x: View, gathered: View) -> None:
         """Queue the collectives of this rail, and the pushes of what comes."""
