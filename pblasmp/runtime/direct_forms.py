@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,23 @@ class HandleForm:
         names: the arguments that ``run`` gets; "out" is D.
 
     Attributes:
-        call, routine, address: as those of ``RoutineForm``.
+        call, routine: as those of ``RoutineForm``.
         names: as above.
         out: where D is among them.
     """
 
     def __init__(self, routine: str, row: Routine, names: Sequence[str]) -> None:
         self.call = self.routine = routine
-        at = {name: place for place, name in enumerate(names)}
-        self.names, self.out, self._algo, self.address = names, at["out"], at["algo"], 0
-        if routine not in FAMILIES:
-            return
-        operands = "d", *row.operands
-        self._places = [at["out" if x == "d" else x] for x in operands]
-        matrices: list[int] = []
-        for operand, place in zip(operands, self._places, strict=True):
+        self.names, self._row, self._is_direct = names, row, routine in FAMILIES
+        self._at = at = {name: place for place, name in enumerate(names)}
+        self.out, self._algo = at["out"], at["algo"]
+        self._operands = {"d": self.out, **{x: at[x] for x in row.operands}}
+
+    @cached_property
+    def address(self) -> int:
+        """Of what the core knows of it."""
+        row, at, operands, matrices = self._row, self._at, [*self._operands], list[int]()
+        for operand, place in self._operands.items():
             text = row.sizes.texts[operand]
             rows, cols, option = ("m", "m", "side") if text == "side" else (*text.split(), "")[:3]
             turned = ("n", "n") if text == "side" else (cols, rows)
@@ -51,10 +54,9 @@ class HandleForm:
             chosen_by = WORDS.index(option) if option in at else objects.BY_NONE
             matrices += place, *sizes, chosen_by, -1, operand == "d"
         matrices += [-1] * 8 * (objects.MATRICES - len(operands))
-        defaults = Asked._field_defaults
         self._form = objects.FORM.pack(
-            routine.encode(), ROUTINE_NUMBERS[routine], -1,
-            "".join(defaults[word] for word in WORDS).encode(),
+            self.routine.encode(), ROUTINE_NUMBERS[self.routine], -1,
+            "".join(Asked._field_defaults[word] for word in WORDS).encode(),
             b"".join(_LETTERS[word].encode().ljust(4, b"\0") for word in WORDS),
             *(at.get(word, -1) for word in WORDS), *[-1] * objects.SIZES,
             at["alpha"], at.get("beta", -1), "alpha" in row.real, "beta" in row.real, 0.0, *matrices,
@@ -62,7 +64,7 @@ class HandleForm:
             *(objects.slot(Handle, name) for name in _SLOTS), id(Held),
             operands.index("c") if "c" in operands and "c" not in row.required else -1,
         )  # fmt: skip
-        self.address = host_address(np.frombuffer(self._form, np.uint8))
+        return host_address(np.frombuffer(self._form, np.uint8))
 
     def run(self, args: Sequence[Any]) -> bool | None:
         """Compute a call; return what ``Direct.run`` does. Collective over the context.
@@ -71,7 +73,7 @@ class HandleForm:
             args: the arguments, of any types.
         """
         out, algo = args[self.out], args[self._algo]
-        if not (self.address and isinstance(out, Handle) and is_text(algo, "auto")):
+        if not (self._is_direct and isinstance(out, Handle) and is_text(algo, "auto")):
             return None
         ctx = out.context
         engine = ctx.engine
@@ -87,7 +89,7 @@ class HandleForm:
 
     def learn(self, args: Sequence[Any], tell: Callable[..., None]) -> bool:  # noqa: ARG002
         """See ``RoutineForm``. Local."""
-        for place in self._places:
+        for place in self._operands.values():
             x = args[place]
             part = x.direct_part() if isinstance(x, Handle) else None
             if part is not None:
