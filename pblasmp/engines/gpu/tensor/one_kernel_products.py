@@ -105,6 +105,9 @@ class _OneKernelProduct(CopyProduct):
     tiles: Tiling
     _tiled: _Tiled
     copies = True  # whether a rank's results are fetched by the others
+    _gaps: list[tuple[str, int, Any]] | None = (
+        None  # matrices whose tight rows TMA cannot reach; of any tokens
+    )
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
@@ -168,13 +171,13 @@ class _OneKernelProduct(CopyProduct):
             self.kernel = OneKernel(form, Types(p.dtype, p.w_dtype, self.travels, p.out_dtype), size, tiles)
             cut = self._known[kind] = _Tiled(tiles, self.kernel, self._boxes_of(tiles))
         self._tiled, self.tiles, self.kernel = cut, cut.tiles, cut.kernel
-        inputs = p.inputs[rank]
-        for name, rows, cols, dtype in (
-            ("x", p.tokens[rank], inputs, p.dtype), ("w", p.outputs[rank], inputs, p.w_dtype),
-            ("out", p.rows[rank], width, p.out_dtype),
-        ):  # fmt: skip
-            if cols * dtype.itemsize % _ALIGN:  # unless the caller's rows are further apart
-                self._reserve(f"one_kernel {name}", rows * _aligned_ld(cols, dtype) * dtype.itemsize)
+        if self._gaps is None:
+            inputs = p.inputs[rank]
+            matrices = ("x", inputs, p.dtype), ("w", inputs, p.w_dtype), ("out", width, p.out_dtype)
+            self._gaps = [each for each in matrices if each[1] * each[2].itemsize % _ALIGN]
+        for name, cols, dtype in self._gaps:  # unless the caller's rows are further apart
+            rows = {"x": p.tokens, "w": p.outputs, "out": p.rows}[name][rank]
+            self._reserve(f"one_kernel {name}", rows * _aligned_ld(cols, dtype) * dtype.itemsize)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""

@@ -100,12 +100,16 @@ class _ByRail(PushedTensorProduct):
     together: _Slices
 
     def _lay_out(self, rows: Sequence[slice]) -> None:
-        """Set where pieces of ranks' rows are in memory."""
-        self.rows, self.piece, self.place, self.together, at = rows, {}, {}, {}, 0
-        for rail, i in product(self._rails, range(self.count or 1)):
+        """Set where pieces of ranks' rows are in memory; in one domain as in X or D."""
+        self.rows = rows
+        if not self.count:
+            self.piece = self.place = self.together = {(rank, 0): part for rank, part in enumerate(rows)}
+            return
+        self.piece, self.place, self.together, at = {}, {}, {}, 0
+        for rail, i in product(self._rails, range(self.count)):
             first = at
             for rank in rail:
-                self.piece[rank, i] = rows[rank] if not self.count else _chunk(rows[rank], i, self.count)
+                self.piece[rank, i] = _chunk(rows[rank], i, self.count)
                 part, start = self.piece[rank, i], at
                 at += part.stop - part.start
                 self.place[rank, i] = slice(start, at)
