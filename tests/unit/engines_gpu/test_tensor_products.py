@@ -331,6 +331,16 @@ def test_tokens_that_come_once_are_multiplied_when_all_have_come(monkeypatch, un
         assert done.count("await_flags") == 3 * (1 if at_once else ranks - 1), extents
 
 
+def test_what_comes_once_is_prepared_for_its_own_size():
+    """Also if it takes the place of another one: a large one waits for copies on their stream."""
+    peers = Peers(2, multiprocessors=1)
+    small, tall = (case(peers, "allgather_matmul", extents=extents).p for extents in (SMALL, TALL))
+    made = [product(gpu, "push", tall, Options()) for gpu in peers.gpus][0]
+    for p, streams in ((small, ()), (tall, ("copy",)), (small, ())):
+        assert made.resized(p, once=True).streams == streams
+    assert made.resized(small, once=False).streams == made.streams == ("copy",)
+
+
 @pytest.mark.parametrize(("form", "name", "once"), [
     *((*each, False) for each in OVERLAPPED), *((*each, True) for each in IN_PIECES),
     ("allgather_matmul", "push", True),

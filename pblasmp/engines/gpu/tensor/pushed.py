@@ -126,7 +126,7 @@ class PushedGather(_ByRail):
     """
 
     form = "allgather_matmul"
-    streams = ("copy",)
+    streams: tuple[str, ...] = ("copy",)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -134,19 +134,21 @@ class PushedGather(_ByRail):
         everything = sum(self.p.tokens), self.p.inputs[0]
         few = waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
         self.at_once = self.once and few and not self.far
+        if not self.far:
+            self.streams = () if self.at_once else type(self).streams
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
         if self.far:
             self.own["shard"] = Memory(self.p.dtype, [(self.p.tokens[self.rank], self.p.inputs[0])])
 
     def _multiply(self, operands: Views) -> None:
         gpu, x, memories = self.gpu, operands.a, self.reached("gathered")
-        gathered, come = memories[self.rank], PIECES.at(0)
+        gathered, come, stream = memories[self.rank], PIECES.at(0), "main" if self.at_once else "copy"
         # first the peer that needs this shard first; between domains all its pieces
         for peer, i in product(reversed(self.near), range(self.count or 1)):
             part = x[_chunk(slice(0, x.rows), i, self.count)] if self.count else x
-            gpu.push("copy", memories[peer][self.place[self.rank, i]], part)
+            gpu.push(stream, memories[peer][self.place[self.rank, i]], part)
         for peer in reversed(self.near) if x.rows else ():
-            gpu.raise_flag("copy", peer, come)
+            gpu.raise_flag(stream, peer, come)
         if self.at_once:
             self._all(operands, gathered, come)
             return
