@@ -335,7 +335,7 @@ def test_what_comes_once_is_prepared_for_its_own_size():
     """Also if it takes the place of another one: a large one waits for copies on their stream."""
     peers = Peers(2, multiprocessors=1)
     small, tall = (case(peers, "allgather_matmul", extents=extents).p for extents in (SMALL, TALL))
-    made = [product(gpu, "push", tall, Options()) for gpu in peers.gpus][0]
+    made, _ = (product(gpu, "push", tall, Options()) for gpu in peers.gpus)
     for p, streams in ((small, ()), (tall, ("copy",)), (small, ())):
         assert made.resized(p, once=True).streams == streams
     assert made.resized(small, once=False).streams == made.streams == ("copy",)
