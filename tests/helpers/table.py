@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pblasmp as pb
-from tests.helpers import factor_cases, solve_cases, spectral_cases
+from tests.helpers import factor_cases, named_factorizations, solve_cases, spectral_cases
 from tests.helpers.calls import (
     DTYPES,
     FUNCTIONS,
@@ -28,8 +28,28 @@ from tests.helpers.calls import (
 from tests.helpers.cases import extents, pick, short_messages
 from tests.helpers.pairs import pairs
 
+LIMITS = {"panels": factor_cases.panels_of, "direct": factor_cases.direct_blocks_of}
+"""Ways to factor small matrices as large ones are: in panels, or in blocks of direct calls."""
 BANDS = (0, 2), (1, 16), (1, 16), (33, 100)
 """Of sizes: each call has one of these."""
+
+
+class Asked(NamedTuple):
+    """What a call is to be.
+
+    Attributes:
+        options, dtype, way: of the routine's row.
+        grid: of all ranks, and its context, for ScaLAPACK's names.
+        referee: for these what takes a routine's name and its arguments, and the context of ScaLAPACK's own grid.
+        apart: gets, of a call with several operands, in what no two of them are alike.
+    """
+
+    options: dict[str, str]
+    dtype: str
+    way: str
+    grid: tuple[pb.Grid, int]
+    referee: Any = None
+    apart: list[set[str]] | None = None
 
 
 class Row(NamedTuple):
@@ -38,67 +58,80 @@ class Row(NamedTuple):
     Attributes:
         options: every legal combination of its options, by element type.
         ways: to call it.
-        check: makes one call, ``check(ctx, rng, options, dtype, way, grid, apart)``, and fails if it is not right.
+        check: ``check(ctx, rng, call)`` makes a call, and fails if it is not right.
         dtypes: element types.
     """
 
     options: Callable[[str], list[dict[str, str]]]
     ways: tuple[str, ...]
-    check: Callable[..., None]
+    check: Callable[[pb.Context, Any, Asked], None]
     dtypes: tuple[str, ...] = DTYPES
 
 
 def _function(routine: str) -> Row:
     """Of levels 1 to 3: on either side of the sizes from which calls take the ways of large matrices."""
 
-    def check(ctx: pb.Context, rng: Any, options: Any, dtype: str, way: str, grid: Any, apart: Any) -> None:
-        sizes = extents(rng, *BANDS)
+    def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
+        sizes = extents(rng, *(BANDS if call.referee is None else BANDS[:3]))
         with thresholds(*draw_thresholds(rng)):
-            check_call(ctx, rng, routine, options, dtype, way, sizes, grid, apart=apart)
+            check_call(ctx, rng, routine, call.options, call.dtype, call.way, sizes, *call[3:])
 
     narrow = ("float16", "bfloat16") if routine == "matmul" else ()
     return Row(partial(legal_options, routine), ways_of(routine), check, (*DTYPES, *narrow))
 
 
 def _reductions() -> Row:
-    def check(ctx: pb.Context, rng: Any, options: Any, dtype: str, way: str, grid: Any, apart: Any) -> None:
-        check_level_1(ctx, rng, dtype, extents(rng, *BANDS)[0])
+    def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
+        check_level_1(ctx, rng, call.dtype, extents(rng, *BANDS)[0])
 
     return Row(lambda _: [{}], ("auto",), check)
 
 
 def _factorization(case: Callable[..., None]) -> Row:
     """In panels or in small direct blocks of few columns; options are drawn. In half of them no layouts are alike."""
-    limits = {"panels": factor_cases.panels_of, "direct": factor_cases.direct_blocks_of}
 
-    def check(ctx: pb.Context, rng: Any, options: Any, dtype: str, way: str, grid: Any, apart: Any) -> None:
+    def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
         layouts: Any = pick(rng, (contextlib.nullcontext, factor_cases.layouts_apart))
-        with limits[way](ctx, int(rng.integers(1, 9))), layouts() as made:
-            case(ctx, rng, dtype)
-        if apart is not None and made is not None:
+        with LIMITS[call.way](ctx, int(rng.integers(1, 9))), layouts() as made:
+            case(ctx, rng, call.dtype)
+        if call.apart is not None and made is not None:
             features = {x: [getattr(d, x) for d in made] for x in ("grid", "block", "source")}
-            apart.append({x for x, of in features.items() if len({*of}) == len(of)} | {"start", "order"})
+            call.apart.append({x for x, of in features.items() if len({*of}) == len(of)} | {"start", "order"})
 
-    return Row(lambda _: [{}], tuple(limits), check)
+    return Row(lambda _: [{}], tuple(LIMITS), check)
 
 
-def _eigh(ctx: pb.Context, rng: Any, options: Any, dtype: str, way: str, grid: Any, apart: Any) -> None:
-    if way == "pblas":
-        spectral_cases.eigh_by_name(ctx, rng, dtype, grid, **options)
+def _named(case: Callable[..., None]) -> Row:
+    """The same under ScaLAPACK's names, with INFO, IPIV and TAU."""
+
+    def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
+        with LIMITS[call.way](ctx, int(rng.integers(1, 9))):
+            case(named_factorizations.Call(ctx, rng, call.dtype, call.grid, call.referee))
+
+    return Row(lambda _: [{}], tuple(LIMITS), check)
+
+
+def _eigh(ctx: pb.Context, rng: Any, call: Asked) -> None:
+    if call.way == "pblas":
+        spectral_cases.eigh_by_name(ctx, rng, call.dtype, call.grid, **call.options)
     else:
-        spectral_cases.eigh(ctx, rng, dtype, int(rng.integers(0, 30)), way, **options)
+        spectral_cases.eigh(ctx, rng, call.dtype, int(rng.integers(0, 30)), call.way, **call.options)
 
 
-def _svd(ctx: pb.Context, rng: Any, options: Any, dtype: str, way: str, grid: Any, apart: Any) -> None:
+def _svd(ctx: pb.Context, rng: Any, call: Asked) -> None:
     m, n = rng.integers(1, 25, 2).tolist()
-    if way == "pblas":
-        spectral_cases.svd_by_name(ctx, rng, dtype, grid, **options)
+    if call.way == "pblas":
+        spectral_cases.svd_by_name(ctx, rng, call.dtype, call.grid, **call.options)
     else:
-        spectral_cases.svd(ctx, rng, dtype, (m, n), way)
+        spectral_cases.svd(ctx, rng, call.dtype, (m, n), call.way)
 
 
 KINDS = [{"kind": kind, "uplo": uplo} for kind in spectral_cases.KINDS for uplo in "LU"]
 JOBS = [{"jobu": u, "jobvt": vt} for u in "VN" for vt in "VN"]
+NAMED: dict[str, Row] = {
+    case.__name__.removesuffix("_case"): _named(case) for case in named_factorizations.CASES
+}
+"""Factorizations and solves under ScaLAPACK's names."""
 LINALG: dict[str, Row] = {
     **{
         case.__name__.removesuffix("_case"): _factorization(case)
@@ -108,7 +141,12 @@ LINALG: dict[str, Row] = {
     "svd": Row(lambda _: JOBS, ("auto", "lapack", "pblas"), _svd),
 }
 """Factorizations, solves, eigenvalues and singular values."""
-TABLE: dict[str, Row] = {**{x: _function(x) for x in FUNCTIONS}, "reductions": _reductions(), **LINALG}
+TABLE: dict[str, Row] = {
+    **{x: _function(x) for x in FUNCTIONS},
+    "reductions": _reductions(),
+    **LINALG,
+    **NAMED,
+}
 
 
 def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any, ...]]:
@@ -125,23 +163,16 @@ def combinations(routine: str, *factors: Collection[Any]) -> Iterator[tuple[Any,
         yield dict(zip(letters, found, strict=False)), *found[len(letters) :]
 
 
-def check(
-    ctx: pb.Context, rng: Any, routine: str, options: dict[str, str], dtype: str, way: str, grid: Any,
-    apart: list[set[str]] | None = None,
-) -> None:  # fmt: skip
-    """Make a call of the table, in small messages or large ones; fail if it is not right. Collective.
-
-    Args:
-        options, dtype, way: of the routine's row.
-        grid: of all ranks, and its context, for ScaLAPACK's names.
-        apart: gets, of a call with several operands, in what no two of them are alike.
-    """
+def check(ctx: pb.Context, rng: Any, routine: str, call: Asked) -> None:
+    """Make a call of the table, in small messages or large ones; fail if it is not right. Collective."""
     with short_messages(pick(rng, (64, 1000, 1 << 22))):
-        TABLE[routine].check(ctx, rng, options, dtype, way, grid, apart)
+        TABLE[routine].check(ctx, rng, call)
 
 
 def check_any(ctx: pb.Context, rng: Any, grids: list[Any]) -> None:
     """Draw a call of the table, and make it. Collective."""
-    routine = pick(rng, pick(rng, ((*FUNCTIONS, "reductions"), tuple(LINALG))))
+    routine = pick(rng, pick(rng, ((*FUNCTIONS, "reductions"), (*LINALG, *NAMED))))
     row, dtype = TABLE[routine], pick(rng, DTYPES)
-    check(ctx, rng, routine, pick(rng, row.options(dtype)), dtype, pick(rng, row.ways), pick(rng, grids))
+    check(
+        ctx, rng, routine, Asked(pick(rng, row.options(dtype)), dtype, pick(rng, row.ways), pick(rng, grids))
+    )

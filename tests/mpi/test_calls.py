@@ -18,13 +18,13 @@ from pblasmp.runtime import matrix_calls
 from reference.scalapack import ScaLAPACK
 from tests.helpers import inside, table
 from tests.helpers.calls import DTYPES, FUNCTIONS, check_call, legal_options
-from tests.helpers.cases import extents, pick
+from tests.helpers.cases import pick
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import draws, is_long, only_long
-from tests.helpers.table import LINALG, TABLE
+from tests.helpers.table import LINALG, NAMED, TABLE, Asked
 from tests.helpers.tape import Tape, tapes
 
-ROUTINES = {"first": FUNCTIONS[:7], "second": (*FUNCTIONS[7:], "reductions"), "linalg": tuple(LINALG)}
+HALVES = {"first": FUNCTIONS[:7], "second": (*FUNCTIONS[7:], "reductions")}
 
 
 @contextmanager
@@ -66,11 +66,12 @@ def every_call(comm, routines, seed):
     with pb.Context(comm, engine="host") as ctx, grids(ctx) as every:
         for routine in routines:
             apart = []
-            turns = range(draws(1, long=8) if routine in LINALG else 1)  # of linalg, most is drawn
+            turns = range(1 if routine in FUNCTIONS else draws(1, long=8))  # of others, most is drawn
             for options, dtype, way, _ in shared_out(
                 comm, table.combinations(routine, TABLE[routine].ways, turns)
             ):
-                table.check(ctx, rng, routine, options, dtype, way, pick(rng, every)[0], apart)
+                call = Asked(options, dtype, way, pick(rng, every)[0], apart=apart)
+                table.check(ctx, rng, routine, call)
             each_its_own(comm, routine, apart)
 
 
@@ -80,11 +81,21 @@ def no_library(monkeypatch):
     monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
 
 
-@pytest.mark.parametrize("routines", ROUTINES.values(), ids=ROUTINES)
-@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(3, 5, 6)])
-@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("routines", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("nranks", [1, 2, 4, *only_long(6)])
 def test_every_call(nranks, routines):
     run_mpi(every_call, nranks, routines=routines, seed=51)
+
+
+@pytest.mark.parametrize("nranks", [1, 4, *only_long(2, 3, 5, 6)])
+@pytest.mark.usefixtures("no_library")
+def test_every_factorization(nranks):
+    run_mpi(every_call, nranks, routines=tuple(LINALG), seed=51, timeout=120)
+
+
+@pytest.mark.parametrize("nranks", [4, *only_long(1, 2, 6)])
+def test_every_factorization_under_scalapacks_name(nranks):
+    run_mpi(every_call, nranks, routines=tuple(NAMED), seed=53, timeout=120)
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
@@ -154,12 +165,13 @@ def refereed(comm, flavor, seed):
     """Every routine of PBLAS in every type: ScaLAPACK leaves what we leave, and what NumPy computes."""
     slk, rng = ScaLAPACK(flavor, comm), np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
-        for routine in FUNCTIONS:
+        for routine in (*FUNCTIONS, *NAMED):
             apart = []
-            for options, dtype in shared_out(comm, table.combinations(routine)):
+            ways = ("pblas",) if routine in FUNCTIONS else TABLE[routine].ways
+            turns = range(draws(1, long=1 if routine in FUNCTIONS else 8))
+            for options, dtype, way, _ in shared_out(comm, table.combinations(routine, ways, turns)):
                 if dtype in DTYPES:
-                    (grid, theirs), sizes = pick(rng, every), extents(rng, (0, 15))
-                    check_call(ctx, rng, routine, options, dtype, "pblas", sizes, grid, theirs, apart)
+                    table.check(ctx, rng, routine, Asked(options, dtype, way, *pick(rng, every), apart))
             each_its_own(comm, routine, apart)
 
 

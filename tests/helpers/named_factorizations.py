@@ -1,44 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factorizations under ScaLAPACK's names, next to ScaLAPACK's own: the same local arrays, arguments and INFO.
+"""Factorizations under ScaLAPACK's names, beside NumPy and, if it is given, ScaLAPACK: local arrays, arguments, INFO.
 
 A factor that the algorithm fixes, up to rounding, is compared element by element; solutions by their residuals.
 ScaLAPACK wants square blocks and an offset of whole blocks: half of the cases have these, and are given to both; the
 rest have any layout, and are compared with NumPy.
 """
 
-import itertools
-
 import numpy as np
-import pytest
 
-import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.pblas.routine_functions import DTYPE
-from reference.scalapack import ScaLAPACK
+from tests.helpers.calls import LETTERS
 from tests.helpers.cases import pick
-from tests.helpers.factor_cases import (
-    all_small,
-    direct_blocks_of,
-    exact,
-    norm,
-    panels_of,
-    positive,
-    random,
-    relative,
-)
-from tests.helpers.mpi import run_on_one_node as run_mpi
+from tests.helpers.factor_cases import all_small, exact, norm, positive, random, relative
 from tests.helpers.pblas_cases import Held
-from tests.helpers.slow import draws, only_long
 
 
 class Call:
     """Both libraries' arguments for a routine on matrices of one grid, and what they leave in the matrices."""
 
-    def __init__(self, ctx, slk, letter, every, rng):
-        self.ctx, self.slk, self.letter, self.rng = ctx, slk, letter, rng
-        self.dtype = DTYPE[letter]
-        self.shape, self.own, self.theirs = pick(rng, every)
-        self.place = pblas.gridinfo(self.own)[2:]
+    def __init__(self, ctx, rng, dtype, grid, referee=None):
+        self.ctx, self.rng, self.dtype, self.letter = ctx, rng, np.dtype(dtype), LETTERS[dtype]
+        (of_ranks, self.own), self.referee = grid, referee
+        self.shape, self.place = of_ranks.shape, pblas.gridinfo(self.own)[2:]
         self.aligned = bool(rng.integers(2))
         self.block = int(rng.integers(1, 7))
         self.source = tuple(int(rng.integers(x)) for x in self.shape)
@@ -65,9 +48,12 @@ class Call:
         ``given`` are its arguments, with one ``Held`` for a matrix and its place.
         """
         out = []
-        for library, context in (("own", self.own), ("own", self.own), ("theirs", self.theirs)):
-            if library == "theirs" and not self.aligned:
-                continue
+        libraries = [
+            (None, self.own),
+            (None, self.own),
+            *([self.referee] if self.referee and self.aligned else []),
+        ]
+        for theirs, context in libraries:
             locals_, arrays, arguments = [], [], []
             for each in given:
                 if isinstance(each, Held):
@@ -80,14 +66,14 @@ class Call:
                     arguments.append(each)
             info = np.zeros(1, np.int32)
             full = f"p{self.letter}{name}"
-            if library == "own":
+            if theirs is None:
                 returned = getattr(pblas, full)(*arguments, info)
                 assert returned == info[0]
                 assert all(self._kept_around(*each) for each in locals_), (
                     f"{full} has written around a matrix"
                 )
             else:
-                self.slk.call(f"{full}_", *arguments, info)
+                theirs(f"{full}_", *arguments, info)
             out.append((int(info[0]), [self._whole(x, array) for x, array in locals_], arrays))
         first_one, *out = out  # the second is a call that is known
         assert first_one[0] == out[0][0], f"{full}: INFO {first_one[0]}, then {out[0][0]}"
@@ -348,26 +334,3 @@ def gels_case(call):
 
 
 CASES = (potrf_case, posv_case, getrf_case, gesv_case, trtrs_case, geqrf_case, gels_case)
-
-
-def everything(comm, count, flavor):
-    slk = ScaLAPACK(flavor, comm)
-    rng = np.random.default_rng(71)
-    with pb.Context(comm, engine="host") as ctx:
-        shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
-        every = [(s, pblas.gridinit(ctx, o, *s), slk.grid(*s, o)) for s in shapes for o in ("row", "col")]
-        for letter in itertools.islice(itertools.cycle("szdc"), comm.size // 2, comm.size // 2 + count):
-            for case in CASES:
-                for how in (panels_of, direct_blocks_of):
-                    with how(ctx, int(rng.integers(1, 9))):
-                        case(Call(ctx, slk, letter, every, rng))
-        for _, own, theirs in every:
-            pblas.gridexit(own)
-            slk.gridexit(theirs)
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4, *only_long(6)])
-def test_beside_scalapack(nranks, scalapack):
-    few = {1: 8, 2: 4, 4: 2, 6: 1}[nranks]
-    count = draws(few, long=6 * few + 4)  # of each routine; the types take turns
-    run_mpi(everything, nranks, count=count, flavor=scalapack, timeout=120, launch=True)
