@@ -23,12 +23,10 @@ import numpy as np
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.cli.run import dense, touched
-from pblasmp.engines.dense import add
-from pblasmp.engines.host import host_operations
 from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
-from tests.helpers import level3
+from tests.helpers import inside, level3
 from tests.helpers.cases import OPS, layout, numbers, part, pick, scattered
 from tests.helpers.limits import changed_limits
 
@@ -82,8 +80,9 @@ def thresholds(limits: dict[str, int], how: dict[str, Any]) -> Iterator[None]:
     with (
         changed_limits(**limits),
         mock.patch.multiple(HostOperations, **how),
-        mock.patch.multiple(add, _LEAST=0, _MOST=100),
-        mock.patch.object(host_operations, "_CHUNK", 40),
+        mock.patch.object(*inside.STRIPES, 0),
+        mock.patch.object(*inside.STRIPE, 100),
+        mock.patch.object(*inside.CHUNK, 40),
     ):
         yield
 

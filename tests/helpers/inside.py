@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pblasmp.engines.dense import add
+from pblasmp.engines.gpu.runtime import host_copies
 from pblasmp.engines.gpu.runtime.host_copies import HostCopies
+from pblasmp.engines.host import host_operations
 from pblasmp.engines.host.direct import FIRST_SLABS
 from pblasmp.engines.host.direct.calls import HostDirect
 from pblasmp.engines.host.spectral_libraries import LapackProduct
+from pblasmp.engines.tensor import algorithms
 from pblasmp.runtime.plans import Plan
 
 
@@ -37,9 +41,10 @@ def plans_kept(ctx: Any) -> int:
     return len(ctx.calls._known) + len(ctx.kept._plans)
 
 
-def keep_at_most(ctx: Any, nbytes: int) -> None:
-    """Bound the memory of the plans that are kept."""
-    ctx.kept._most = nbytes
+def keep_at_most(ctx: Any, nbytes: int) -> int:
+    """Bound the memory of the plans that are kept; return the bound until now."""
+    before, ctx.kept._most = ctx.kept._most, nbytes
+    return int(before)
 
 
 def graphs_kept(ctx: Any) -> int:
@@ -112,6 +117,11 @@ def product(plan: Any) -> Any:
     return plan._product
 
 
+def new_layout(plan: Any) -> Any:
+    """The descriptor of the new matrix that a plan makes."""
+    return plan._call.result(None).descriptor
+
+
 def have_run(plan: Any, run: Callable[[], None]) -> None:
     """Have a plan's runs do something else."""
     plan._bound.run = run
@@ -165,4 +175,10 @@ EIGENVALUES = LapackProduct, "_eigenvalues"
 RUN_AGAIN = Plan, "_run_with"
 STAGING_BUFFER = HostCopies, "_buffer"
 START = "_start"  # of a context's ``direct``
+# Sizes from which large matrices are treated in other ways, for ``mock.patch.object(*SIZE, other)``
+STRIPES = add, "_LEAST"  # bytes of a sum that is moved in stripes
+STRIPE = add, "_MOST"  # bytes of one
+CHUNK = host_operations, "_CHUNK"  # elements that are added at a time
+PANEL_OF_TOKENS = algorithms, "_PANEL"  # columns
+WORTH_PINNING = host_copies, "_WORTH"  # bytes of a copy between host and GPU
 RUNS = "_run", "_queued"  # of a plan: a run that may wait, one that only queues

@@ -129,17 +129,22 @@ def private_names(path):
             yield node.attr
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-            yield str(node.args[1].value)  # of patch.object(where, name), setattr(where, name)
+        elif isinstance(node, ast.Call):
+            if len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+                yield str(node.args[1].value)  # of patch.object(where, name), setattr(where, name)
+            yield from (each.arg for each in node.keywords if each.arg)  # of patch.multiple(where, name=...)
 
 
-@pytest.mark.parametrize("folder", ["mpi", "gpu", "chaos"])
-def test_tests_of_whole_calls_have_public_names(folder):
+@pytest.mark.parametrize(
+    "files", ["mpi/**/*.py", "gpu/*.py", "chaos/*.py", "helpers/gpu/*.py", "helpers/sequences/*.py",
+              "helpers/*cases.py", "helpers/calls.py", "helpers/table.py"],
+)  # fmt: skip
+def test_tests_of_whole_calls_have_public_names(files):
     """What they need to look at inside is in tests/helpers/inside.py; tests of one module have the module's names."""
     private = re.compile("_[a-zA-Z]\\w*")
     found = {
         path.name: names
-        for path in (ROOT / "tests" / folder).rglob("*.py")
+        for path in (ROOT / "tests").glob(files)
         if (names := {x for x in private_names(path) if private.fullmatch(x)} - OTHERS_PRIVATE)
     }
     assert found == {}

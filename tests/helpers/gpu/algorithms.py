@@ -19,9 +19,7 @@ from unittest import mock
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.dense import add
-from pblasmp.engines.tensor import algorithms
-from tests.helpers import epilogues, float8
+from tests.helpers import epilogues, float8, inside
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import in_turn
 from tests.helpers.tensor_cases import FORMS, Case
@@ -65,8 +63,8 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     operations = type(ctx.engine.operations)
     with (
         mock.patch.multiple(operations, panel=width, lead=3, solved=(width, 3), panel_flops=100.0),
-        mock.patch.object(algorithms, "_PANEL", 2),
-        mock.patch.object(add, "_LEAST", 0),
+        mock.patch.object(*inside.PANEL_OF_TOKENS, 2),
+        mock.patch.object(*inside.STRIPES, 0),
     ):
         yield
 
@@ -103,9 +101,9 @@ def check_repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> Non
         if other := turn == 3 and "scheme" not in how:  # the same descriptors, over memory of other strides
             wider = {x: replace(layout, shape=(2 * n, 2 * n)) for x, layout in layouts.items()}
             given = {x: ctx.scatter(np.tile(values, (2, 2)), wide)[:n, :n] for x, wide in wider.items()}
-        before = ctx._adopted
+        before = inside.plans_made(ctx)
         found = ctx.engine.to_host(routine(**given, **how).local)
-        made = ctx._adopted - before
+        made = inside.plans_made(ctx) - before
         with pb.plan(routine, **given, **how) as plan:
             results.append((found, ctx.engine.to_host(plan().local), made, kept and turn > 1 and not other))
     for turn, (found, expected, made, none) in enumerate(results):

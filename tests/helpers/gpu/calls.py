@@ -10,6 +10,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3_problem import ROUTINES
+from tests.helpers import inside
 from tests.helpers.calls import DTYPES, Operand, Place, all_placed, legal_options, prepared, side_by_side
 from tests.helpers.cases import extents, pick
 
@@ -94,7 +95,7 @@ def call_job(
     how = {**call.how, "algo": algo}
     plan = pb.plan(call.function, *call.operands, **how) if planned else None
     queue: Any = plan or functools.partial(call.function, *call.operands, **how)
-    new = plan._call.result(None).descriptor if plan is not None and call.out is None else None
+    new = inside.new_layout(plan) if plan is not None and call.out is None else None
     layout = call.out.matrix.descriptor if call.out is not None else new
     tolerance = TOLERANCES[dtype] if routine != "matmul" else EXACT.get(layout.dtype.name, 0)
     return Job(

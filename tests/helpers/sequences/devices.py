@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 
+from tests.helpers import inside
 from tests.helpers.process import held, resident_kib
 
 STREAMS = 3  # the first is for matrices, the others are for plans
@@ -168,7 +169,7 @@ class Simulated(Gpu):
 
         with (
             mock.patch.object(host_copies, "CHUNK", self.large // 4),
-            mock.patch.object(host_copies, "_WORTH", self.large // 64),
+            mock.patch.object(*inside.WORTH_PINNING, self.large // 64),
         ):
             yield
 

@@ -14,7 +14,7 @@ from hypothesis.strategies import sampled_from
 
 import pblasmp as pb
 from pblasmp.layout.level3_problem import ROUTINES
-from tests.helpers import epilogues, float8
+from tests.helpers import epilogues, float8, inside
 from tests.helpers.copy_products import PRODUCTS as OF_TENSORS
 from tests.helpers.gpu.algorithms import PARALLEL, parallel_job, scheme_of
 from tests.helpers.gpu.calls import algorithms, call_job
@@ -151,8 +151,7 @@ class Plans(State):
         d = pb.MatrixDescriptor((KEPT, KEPT), (7, 5), pb.Grid.squarest(self.ctx.size))
         whole = integers(d.shape, d.dtype, seed)
         a = place(self.ctx, whole, d)
-        kept = self.ctx.kept
-        most, kept._most = kept._most, (KEPT // 2) << 17  # bytes
+        most = inside.keep_at_most(self.ctx, (KEPT // 2) << 17)
         try:
             for extent in range(1, KEPT + 1):
                 part = a[:extent, :]
@@ -167,7 +166,7 @@ class Plans(State):
                     wrong = self.wrong(Held(found, alpha * (whole[:extent] @ whole.T)))
                     expect(wrong and f"{extent} rows, {alpha=}: {wrong}")
         finally:
-            kept._most = most
+            inside.keep_at_most(self.ctx, most)
 
     @step(
         kind=sampled_from([*epilogues.KINDS]), scheme=schemes, dtype=sampled_from(["float64", "float32"]),

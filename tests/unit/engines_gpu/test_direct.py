@@ -306,21 +306,6 @@ def products(ranks: Ranks) -> None:
         assert ranks.run(parts, routine="matmul")
 
 
-def test_a_message_that_fails_ends_its_group():
-    """NCCL would take all later work of this thread for a part of it."""
-    done: list[str] = []
-
-    def send(*_: int) -> None:
-        raise ZeroDivisionError
-
-    nccl = SimpleNamespace(
-        group_start=lambda: done.append("start"), send=send, group_end=lambda: done.append("end")
-    )
-    with pytest.raises(ZeroDivisionError):
-        Gpu.exchange(SimpleNamespace(_nccl=nccl, _comm=3), 0, 1, 64, 8, 1)
-    assert done == ["start", "end"]
-
-
 @pytest.mark.usefixtures("_small")
 def test_every_barrier_is_needed():
     """Without one of them, some order of what is queued is a fault that the model finds."""
