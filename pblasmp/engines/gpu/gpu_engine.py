@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -30,11 +30,11 @@ from ..request import Operands
 from ..tensor.algorithms import MESSAGES
 from . import cusolvermp, gpu_transport
 from .cublasmp import cublasmp_product as cublasmp
-from .cublasmp.prepared_call import part_mask, write_part
+from .cublasmp.prepared_call import part_mask
 from .direct import GpuDirect
 from .factor_operations import GpuFactorOperations
 from .gpu_transport import GpuTransport
-from .kernels.views import convert
+from .kernels.views import convert, copy_where
 from .push import pushed_product as push
 from .runtime import arena
 from .runtime.device import Device, links_of
@@ -90,7 +90,6 @@ class GpuEngine(Engine):
         self.why, self.xp = why, cupy
         self.session = Session(comm, device, library, nccl)
         self.device, self.runtime = device, self.session.runtime
-        self._links: str | None = None
         with ExitStack() as closing:
             closing.callback(self.session.close)
             with self.runtime.agreement("Context: streams"):
@@ -115,13 +114,11 @@ class GpuEngine(Engine):
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.cublasmp.version
 
-    @property
+    @cached_property
     def machine(self) -> str:
         """This rank's GPU, its links, and how many ranks share it. Local."""
-        if self._links is None:
-            self._links = links_of(self.device.bus)
         shared = f"{self.device.ranks} ranks on it" if self.device.ranks > 1 else ""
-        return ", ".join(word for word in (self.runtime.gpu_name, self._links, shared) if word)
+        return ", ".join(word for word in (self.runtime.gpu_name, links_of(self.device.bus), shared) if word)
 
     @property
     def libraries(self) -> str:
@@ -285,7 +282,7 @@ class _LocalCopy(QueuedProduct):
             rows, cols = (Stretch(1, extent, 0, 0, 0, 0) for extent in to.shape)
             cast("GpuTransport", self._engine.transport).copy_piece(to, of, Piece((rows,), (cols,)))
         else:
-            write_part(to, of, self._mask)
+            copy_where(to, of, self._mask)
 
 
 class _ConvertedMove(Composite):
@@ -328,7 +325,7 @@ class _ConvertedMove(Composite):
     def _from_bytes(self, operands: Operands) -> None:
         if operands.d.size:
             values = convert(self._engine.xp, self._own["between"], self._source.dtype, self._target.dtype)
-            write_part(operands.d, values, self._mask)
+            copy_where(operands.d, values, self._mask)
 
     def _to_bytes(self, operands: Operands) -> None:
         if operands.a.size:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, element_type, is_float8
 from ...errors import ArgumentError, UnsupportedError
 from ...layout.pieces import LocalPart
@@ -21,10 +20,10 @@ from ..local.extremes import scale_by_power
 from ..product import Workspace
 from .kernels.lt import WORKSPACE_BYTES
 from .kernels.lt_product import Batch, Op
-from .kernels.views import View, contiguous, to_bits
+from .kernels.views import View, contiguous, copy_where, to_bits
 from .runtime.arena import current
 from .session import Session
-from .types import compute_type, stored_dtype
+from .types import DIAGONALS, FILLS, OPS, SIDES, compute_type, stored_dtype
 
 Array = Any
 
@@ -55,6 +54,7 @@ class GpuOperations:
     batches = True
     stripes = 4
     update_order = ""
+    copy_where = staticmethod(copy_where)
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
 
     def __init__(self, session: Session) -> None:
@@ -339,9 +339,8 @@ class GpuOperations:
         transposes = turned == (trans_a == "N")
         scalar, letter = np.array(alpha, dtype=x.dtype), element_type(x.dtype).blas
         arguments = (
-            int(SideMode.RIGHT if turned else SideMode.LEFT),
-            int(FillMode.LOWER if stored_lower else FillMode.UPPER),
-            int(Operation.T if transposes else Operation.N), int(DiagType.UNIT if unit else DiagType.NON_UNIT),
+            SIDES["R" if turned else "L"], FILLS["L" if stored_lower else "U"],
+            OPS["T" if transposes else "N"], DIAGONALS["U" if unit else "N"],
             m, n, scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
         )  # fmt: skip
         if self._lane == _LANES[0]:
@@ -352,17 +351,6 @@ class GpuOperations:
     def _check(what: str, *numbers: int) -> None:
         if max(numbers) > _INT_MAX:
             raise ArgumentError(f"{what} does not fit the 32-bit integers of cuBLAS: use more ranks")
-
-    def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
-        """Queue the copy of ``src`` where ``mask`` is true. Local."""
-        if dst.size == 0:
-            return
-        if dst.strides[0] < dst.strides[1]:
-            dst, src, mask = dst.T, getattr(src, "T", src), None if mask is None else mask.T
-        if mask is None:
-            dst[...] = src
-        else:
-            self.xp.copyto(dst, src, casting="unsafe", where=mask)
 
     def add(
         self,

@@ -281,12 +281,6 @@ ELPA = MpiLibrary("ELPA", "PBLASMP_ELPA_LIBRARY", ("libelpa.so*", "libelpa_openm
 """ELPA with MPI."""
 
 
-def elpa_of(engine: Any) -> Elpa | str:
-    """Return ELPA, or why a rank has none. Collective over the context."""
-    found: Elpa | str = library_of(engine, ELPA, Elpa)
-    return found
-
-
 class Elpa(RankLibrary):
     """ELPA; other contexts may use it, too.
 
@@ -390,12 +384,6 @@ SCALAPACK = MpiLibrary(
     _scalapack_install,
 )
 """ScaLAPACK with its BLACS."""
-
-
-def scalapack_of(engine: Any) -> Scalapack | str:
-    """Return ScaLAPACK, or why a rank has none. Collective over the context."""
-    found: Scalapack | str = library_of(engine, SCALAPACK, Scalapack)
-    return found
 
 
 class Scalapack(RankLibrary):

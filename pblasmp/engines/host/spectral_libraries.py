@@ -21,7 +21,7 @@ from ..local.spectral import LOWER, OneRankMethod, OneRankProduct, SpectralMetho
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import AnyProblem, Operands, Options
-from .mpi_libraries import Elpa, Scalapack, elpa_of, scalapack_of
+from .mpi_libraries import ELPA, SCALAPACK, Elpa, MpiLibrary, Scalapack, library_of
 
 Array = NDArray[Any]
 
@@ -303,7 +303,7 @@ class LibraryMethod(SpectralMethod):
     Args:
         name, least: of the algorithm.
         routines: what it computes.
-        library: returns the library, or why a rank has none.
+        library: the library, and what makes of it what its products call.
         product: makes the product with it.
         misfit: returns why a matrix does not fit the library, which so many ranks call, or an empty string.
     """
@@ -313,7 +313,7 @@ class LibraryMethod(SpectralMethod):
         name: str,
         least: float,
         routines: Sequence[str],
-        library: Callable[[Engine], Any],
+        library: tuple[MpiLibrary, type[Elpa | Scalapack]],
         product: Callable[[Engine, FactorProblem, Any], Product],
         misfit: Callable[[FactorProblem, int], str],
     ) -> None:
@@ -329,13 +329,13 @@ class LibraryMethod(SpectralMethod):
     ) -> str:
         if why := self._misfit(problem, engine.transport.size):
             return why
-        found = self._library(engine)
+        found = library_of(engine, *self._library)
         return found if isinstance(found, str) else ""
 
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
     ) -> Product:
-        return self._product(engine, problem, self._library(engine))
+        return self._product(engine, problem, library_of(engine, *self._library))
 
 
 def _misfit_of_scalapack(p: FactorProblem, size: int) -> str:
@@ -356,6 +356,8 @@ def _misfit_of_elpa(p: FactorProblem, size: int) -> str:
 
 METHODS: tuple[Method, ...] = (
     OneRankMethod("lapack", LapackProduct, SMALL, SINGULAR),
-    LibraryMethod("elpa", 0.9, ("eigh",), elpa_of, ElpaProduct, _misfit_of_elpa),
-    LibraryMethod("scalapack", 1.0, ("eigh", "svd"), scalapack_of, ScalapackProduct, _misfit_of_scalapack),
+    LibraryMethod("elpa", 0.9, ("eigh",), (ELPA, Elpa), ElpaProduct, _misfit_of_elpa),
+    LibraryMethod(
+        "scalapack", 1.0, ("eigh", "svd"), (SCALAPACK, Scalapack), ScalapackProduct, _misfit_of_scalapack
+    ),
 )

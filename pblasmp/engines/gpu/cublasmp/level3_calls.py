@@ -21,10 +21,11 @@ from ...arrays import same_memory, scale
 from ...product import Product
 from ...protocol import Engine
 from ...request import Operands, Options
+from ..kernels.views import copy_where
 from ..types import DIAGONALS, FILLS, OPS, SIDES, compute_type
 from . import faults
 from .library import Cublasmp
-from .prepared_call import PreparedCall, columns, part_mask, write_part
+from .prepared_call import PreparedCall, columns, part_mask
 
 _ANY_BLOCKS = 901
 
@@ -193,7 +194,7 @@ class CublasmpLevel3(PreparedCall):
         out = whole = columns(d, p.d.order)
         if not self._fits(out, q.d):  # there must be room for the rows before the first one
             out = self._temporary("d", q.d)
-            self._after.append(lambda: write_part(whole, out))
+            self._after.append(lambda: copy_where(whole, out))
         solves = p.traits.solves
         self._views = {"b" if solves else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
@@ -202,7 +203,7 @@ class CublasmpLevel3(PreparedCall):
             self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
         elif begins is None and faults.reads_c_with_beta_0(p):
             mask = self._mask
-            self._before.append(lambda: write_part(out, 0, mask))
+            self._before.append(lambda: copy_where(out, 0, mask))
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         factors = {"A": columns(a, p.a.order)}
         if b is not None and not solves:
@@ -232,7 +233,7 @@ class CublasmpLevel3(PreparedCall):
         """Copy to D, before each run, the matrix that the routine updates."""
         self._copies(name, out.nbytes, "the result is computed in its place")
         mask = self._mask
-        self._before.append(lambda: write_part(out, begins, mask))
+        self._before.append(lambda: copy_where(out, begins, mask))
 
     @cached_property
     def _mask(self) -> Array | None:

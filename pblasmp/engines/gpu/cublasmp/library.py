@@ -19,6 +19,7 @@ from ....bindings import GridLayout, Library, LoggerCallback
 from ....errors import LibraryNotFoundError, PblasmpError, install, opened
 from ....layout import Grid
 from ...arrays import overlap
+from ...direct import alias
 from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.nccl import Nccl, nccl_version
 from ..runtime.symmetric_memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
@@ -181,8 +182,7 @@ class Cublasmp:
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
         if grid not in self._grids:
-            nccl = self.communicator(grid.size)
-            handle = ctypes.c_void_p()
+            nccl, handle = self._nccl.communicator(grid.size), ctypes.c_void_p()
             with self.runtime.agreement("grid", blocks=True):
                 if self.runtime.rank < grid.size:
                     layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
@@ -192,10 +192,6 @@ class Cublasmp:
                     self._closing.callback(self.heap.withdraw, handle.value)
             self._grids[grid] = handle.value or 0
         return self._grids[grid]
-
-    def communicator(self, size: int) -> int:
-        """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
-        return self._nccl.communicator(size)
 
     def workspace(self, grid: Grid) -> SharedWorkspace:
         """Return the workspace of the plans whose D is on ``grid``. Local; growing it is collective."""
@@ -332,19 +328,14 @@ def _span(array: Any) -> tuple[int, int]:
     return first, last + array.itemsize
 
 
-class _Described:
-    """What NumPy makes an array of that is at the same addresses: it must never be read."""
-
-    def __init__(self, array: Any) -> None:
-        self.__array_interface__ = {
+def _addresses(array: Any) -> NDArray[Any]:
+    """Return a NumPy array at the same addresses, only for comparing these: it must never be read."""
+    return alias(
+        {
             "data": (array.data.ptr, True), "shape": array.shape, "strides": array.strides,
             "typestr": f"|V{array.itemsize}", "version": 3,
-        }  # fmt: skip
-
-
-def _addresses(array: Any) -> NDArray[Any]:
-    """Return a NumPy array at the same addresses, only for comparing these."""
-    return np.asarray(_Described(array))
+        }
+    )  # fmt: skip
 
 
 def open_library() -> Library | PblasmpError:

@@ -324,15 +324,3 @@ def part_mask(part: Trapezoid | None, x: MatrixDescriptor, rank: int) -> Array |
 
     rows, cols = map(cupy.asarray, x.global_indices(rank))
     return part.T.mask(cols, rows).T if x.order == "C" else part.mask(rows, cols)
-
-
-def write_part(to: Array, of: Any, mask: Array | None = None) -> None:
-    """Queue the copy of an array or a number to a local array where a mask says so, converting its type. Local."""
-    if to.size and mask is None:
-        to[...] = of
-    elif to.size and mask is not None:
-        import cupy
-
-        if to.strides[0] < to.strides[1]:  # CuPy's kernels run along rows
-            to, of, mask = to.T, getattr(of, "T", of), mask.T
-        cupy.copyto(to, of, casting="unsafe", where=mask)

@@ -252,7 +252,8 @@ class CallBuilder:
             bases = {rank: stand_in(SLABS_OF + rank) for rank in range(gpu.size)}
             copies = [move for slab in slabs for move in slab.moves(gpu.rank, bases)]
             queue += self.queued(stream, copies)
-            queue.append((gpu.launch_of_meeting(), (stream,)))
+            assert gpu.windows is not None
+            queue.append((gpu.windows.meet, (stream,)))
         if self.to.active:
             queue += compute(stream, bases.get(gpu.rank, 0))
         return Template(queue, nbytes, self._scratch, sends=apart)
@@ -389,4 +390,4 @@ class CallBuilder:
 
     def queued(self, stream: Any, copies: list[Move]) -> list[Queue]:
         """Return what queues copies."""
-        return [(launch, (stream,)) for launch in self.gpu.launches_of_moves(copies)] if copies else []
+        return [(launch, (stream,)) for launch in self.gpu.kernels.moves(copies)] if copies else []

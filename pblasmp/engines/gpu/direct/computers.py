@@ -189,7 +189,7 @@ def added(call: CallBuilder) -> Compute:
     def compute(stream: Any, base: int) -> list[Queue]:
         of = slab.factor(call.gpu.rank, (to.row, to.col), base)
         tile = Tile(to.at, of.at, old.at, to.m, to.n)
-        launches = call.gpu.launches_of_sum(
+        launches = call.gpu.kernels.sum(
             call.dtype, [tile], (to.by_columns, to.ld), (of.by_columns, of.ld), (old.by_columns, old.ld),
             asked.alpha, asked.beta, conjugate=x.conjugated,
         )  # fmt: skip
@@ -323,7 +323,7 @@ def _diagonal(
                 written.append((ld, Tile(d, at + count * first.size * item, d, rows, cols, tile.i, tile.j)))
             at += len(run) * first.size * item
         for ld in sorted({ld for ld, _ in written}):
-            launches = gpu.launches_of_sum(
+            launches = gpu.kernels.sum(
                 call.dtype, [tile for of, tile in written if of == ld], (to.by_columns, to.ld), (to.by_columns, ld),
                 (to.by_columns, to.ld), 1, asked.beta, uplo=asked.uplo, real=hermitian,
                 deals=(deal(to.rows, to.row), deal(to.cols, to.col)),

@@ -231,6 +231,18 @@ _FORMATS = {"float8_e4m3fn": (3, 7, 0x7E, 0x7F), "float8_e5m2": (2, 15, 0x7B, 0x
 _NAN = 0x7F
 
 
+def copy_where(dst: Any, src: Any, mask: Any = None) -> None:
+    """Queue the copy of an array or a number to an array where a mask says so, converting its type. Local."""
+    if dst.size and mask is None:
+        dst[...] = src
+    elif dst.size:
+        import cupy
+
+        if dst.strides[0] < dst.strides[1]:  # CuPy's kernels run along rows
+            dst, src, mask = dst.T, getattr(src, "T", src), mask.T
+        cupy.copyto(dst, src, casting="unsafe", where=mask)
+
+
 def leading(array: Any) -> int:
     """Return the leading dimension of an array in F order; for a single column, any legal one. Local."""
     return max(1, len(array), int(array.strides[1]) // array.itemsize if array.shape[1] > 1 else 1)

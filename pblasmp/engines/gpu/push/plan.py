@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -337,10 +337,9 @@ class PushPlan:
         self.slabs = tuple(slabs)
         self.size = size
         self.shapes = shapes
-        self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int, int], int], int]] = {}
-        self._received: dict[tuple[int, int], list[list[Part]]] = {}
-        self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._sequences: dict[int, list[tuple[int, int]]] = {}
+        # senders and receivers ask for the same
+        for method in (self.places, self.received, self.chunks, self.sequence):
+            setattr(self, method.__name__, cache(method))
         self.nbytes = max(self.places(rank)[2] for rank in range(size))
 
     def places(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int, int], int], int]:
@@ -350,11 +349,6 @@ class PushPlan:
             Where its slabs of A and of B begin; by operand, chunk and source, where messages arrive that it unpacks;
             where the buffer ends.
         """
-        if rank not in self._places:
-            self._places[rank] = self._laid_out(rank)
-        return self._places[rank]
-
-    def _laid_out(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int, int], int], int]:
         starts, at, inboxes = [], 0, {}
         for slab in self.slabs:
             starts.append(at)
@@ -370,13 +364,11 @@ class PushPlan:
 
     def received(self, which: int, rank: int) -> list[list[Part]]:
         """Return what of each chunk of ``rank``'s slab other ranks push, in the order of their ranks. Local."""
-        if (which, rank) not in self._received:
-            parts = [part for part in self.slabs[which].parts(rank) if part.source != rank]
-            self._received[which, rank] = [
-                [some for part in parts if (some := part.within(*chunk)) is not None]
-                for chunk in self.chunks(which, rank)
-            ]
-        return self._received[which, rank]
+        parts = [part for part in self.slabs[which].parts(rank) if part.source != rank]
+        return [
+            [some for part in parts if (some := part.within(*chunk)) is not None]
+            for chunk in self.chunks(which, rank)
+        ]
 
     def moves(self, which: int, rank: int) -> bool:
         """Return whether a part of ``rank``'s slab comes from other ranks. Local."""
@@ -387,11 +379,6 @@ class PushPlan:
 
         The first ones are small, so that it begins soon, but large enough to keep all multiprocessors busy.
         """
-        if (which, rank) not in self._chunks:
-            self._chunks[which, rank] = self._cut(which, rank)
-        return self._chunks[which, rank]
-
-    def _cut(self, which: int, rank: int) -> list[tuple[int, int]]:
         m, n = self.shapes[rank]
         stop, other = ((m, n), (n, m))[which] if m * n else (0, 0)
         if not self.moves(which, rank):
@@ -425,11 +412,6 @@ class PushPlan:
         Returns:
             (0 for A or 1 for B, number of the chunk) of each.
         """
-        if rank not in self._sequences:
-            self._sequences[rank] = self._ordered(rank)
-        return self._sequences[rank]
-
-    def _ordered(self, rank: int) -> list[tuple[int, int]]:
         chunks = [self.chunks(which, rank) for which in (0, 1)]
         if not all(chunks):
             return []

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.compiler import Launch, check_driver
+from ..kernels.compiler import check_driver
 from ..kernels.kernels import Kernels
 from ..kernels.lt import LocalProducts
 from ..kernels.lt_product import PLAIN, Fused, Op
@@ -24,7 +24,7 @@ from ..kernels.views import Blocks, Move, View, blocks
 from .arena import BY_ADDRESS
 from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
-from .nccl import NCCL_SUM, NCCL_TYPES, Nccl
+from .nccl import NCCL_SUM, NCCL_TYPES, Nccl, grouped
 from .windows import Windows, open_windows
 
 _AMAX_BYTES = 4  # one float32
@@ -321,15 +321,6 @@ class Gpu:
 
     # -- work that is queued any number of times, on any stream
 
-    def launches_of_moves(self, moves: Iterable[Move]) -> list[Launch]:
-        """Return kernels that copy blocks; see ``Kernels.moves``. Local."""
-        return self.kernels.moves(moves)
-
-    def launch_of_meeting(self) -> Launch:
-        """Return what ``meet`` queues. Local."""
-        assert self.windows is not None
-        return self.windows.meet
-
     def exchange(self, stream: int, sends: int, *messages: int) -> None:
         """Queue NCCL's messages as one group. Local to queue, collective over the ranks involved to run.
 
@@ -339,21 +330,14 @@ class Gpu:
             messages: of each the address, the bytes, and the other rank.
         """
         nccl, byte = self._nccl, 1
-        nccl.group_start()
-        try:
+        with grouped(nccl):
             for i in range(0, len(messages), 3):
                 at, nbytes, rank = messages[i : i + 3]
                 (nccl.send if i < 3 * sends else nccl.recv)(at, nbytes, byte, rank, self._comm, stream)
-        finally:
-            nccl.group_end()
 
     def gather(self, stream: int, of: int, to: int, nbytes: int) -> None:
         """Queue NCCL's AllGather of as many bytes of each rank, by addresses. Local to queue, collective to run."""
         self._nccl.all_gather(of, to, nbytes, 1, self._comm, stream)
-
-    def launches_of_sum(self, *args: Any, **how: Any) -> list[Launch]:
-        """Return kernels that add matrices; see ``Kernels.sum``. Local."""
-        return self.kernels.sum(*args, **how)
 
     # -- NCCL's collectives, on contiguous matrices; the main stream
 
@@ -371,13 +355,12 @@ class Gpu:
         if len(set(rows)) == 1:
             self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, NCCL_SUM, comm, at)
             return
-        self._nccl.group_start()
         start = 0
-        for rank, n in enumerate(rows):
-            part = of.lines(start, start + n)
-            self._nccl.reduce(part.address, to.address, n * count, kind, NCCL_SUM, rank, comm, at)
-            start += n
-        self._nccl.group_end()
+        with grouped(self._nccl):
+            for rank, n in enumerate(rows):
+                part = of.lines(start, start + n)
+                self._nccl.reduce(part.address, to.address, n * count, kind, NCCL_SUM, rank, comm, at)
+                start += n
 
     def all_reduce(self, matrix: View, *, across: bool = False) -> None:
         """Add the ranks' matrices, in place. Local to queue, collective to run."""
@@ -392,11 +375,10 @@ class Gpu:
             self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, at)
             return
         in_place = to <= of.address and of.address + of.nbytes <= to + sum(nbytes)
-        self._nccl.group_start()
-        for rank, n in enumerate(nbytes):
-            self._nccl.broadcast(to if in_place else of.address, to, n, kind, rank, comm, at)
-            to += n
-        self._nccl.group_end()
+        with grouped(self._nccl):
+            for rank, n in enumerate(nbytes):
+                self._nccl.broadcast(to if in_place else of.address, to, n, kind, rank, comm, at)
+                to += n
 
     def close(self) -> None:
         """Free everything, every step even if one fails. Collective."""

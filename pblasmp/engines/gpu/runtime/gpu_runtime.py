@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 from ....comm import Agreement, Communicator, is_agreed, nodes_of
@@ -123,7 +124,6 @@ class GpuRuntime:
 
         self.comm, self.rank, self.size, self.device, self.cupy = comm, comm.rank, comm.size, device, cupy
         self.followers: list[Callable[[Any], None]] = []
-        self._recording: Any = None
         self._others: tuple[Any, ...] = ()  # streams of work that is not ordered before that on ``stream``
         self._asked = (
             -1,
@@ -204,12 +204,10 @@ class GpuRuntime:
         """Whether CuPy's current stream records a CUDA graph. Local."""
         return bool(self.cupy.cuda.get_current_stream().is_capturing())
 
-    @property
+    @cached_property
     def recording(self) -> Any:
         """The stream on which plans record their graphs. Local."""
-        if self._recording is None:
-            self._recording = self.cupy.cuda.Stream(non_blocking=True)
-        return self._recording
+        return self.cupy.cuda.Stream(non_blocking=True)
 
     @property
     def relaxed(self) -> Any:

@@ -83,6 +83,16 @@ class NcclCalls:
             self._note = self._group = None
 
 
+@contextmanager
+def grouped(calls: Any) -> Iterator[None]:
+    """Return a block whose calls NCCL takes together; an error ends it, too, or later calls would belong to it."""
+    calls.group_start()
+    try:
+        yield
+    finally:
+        calls.group_end()
+
+
 class Nccl:
     """NCCL's communicators over the ranks of a context, and over some of them. Making one is collective.
 
@@ -179,14 +189,11 @@ class Nccl:
     ) -> None:
         """Queue messages as one group: contiguous arrays. Local to queue, collective over the ranks involved to run."""
         calls, handle = self.calls, self.handle
-        calls.group_start()
-        try:
+        with grouped(calls):
             for array, rank in sends:
                 calls.send(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
             for array, rank in receives:
                 calls.recv(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
-        finally:
-            calls.group_end()
 
     def all_gather(self, stream: int, of: Array, to: Array) -> None:
         """Queue gathering each rank's contiguous array, of equal sizes, end to end at all ranks. Collective to run."""
@@ -196,13 +203,10 @@ class Nccl:
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""
         calls, handle = self.calls, self.handle
-        calls.group_start()
-        try:
+        with grouped(calls):
             for array in arrays:
                 at = int(array.data.ptr)
                 calls.broadcast(at, at, array.nbytes, _BYTE, root, handle, stream)
-        finally:
-            calls.group_end()
 
     def sum_at(self, stream: int, of: int, to: int, count: int, dtype: str, root: int) -> None:
         """Queue the sum of every rank's ``count`` elements at ``of``, to ``to`` of one rank. Collective to run."""

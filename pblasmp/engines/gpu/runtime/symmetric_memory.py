@@ -10,37 +10,54 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from ....errors import LibraryNotFoundError, UnsupportedError, install
 
 
-class SymmetricHeap(Protocol):
-    """Where symmetric memory comes from."""
+class SymmetricHeap:
+    """Where symmetric memory comes from.
+
+    Args:
+        allocate: ``allocate(nbytes)`` returns an object with ``handle`` (an address).
+    """
+
+    def __init__(self, allocate: Callable[[int], Any]) -> None:
+        self._allocate = allocate
+        self._buffers: dict[int, tuple[Any, int]] = {}  # with their bytes, in the order of allocation
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of ``nbytes`` of new memory. Collective."""
+        buffer = self._allocate(nbytes)
+        address = int(buffer.handle)
+        self._buffers[address] = buffer, nbytes
+        return address
 
     def free(self, address: int) -> None:
         """Free memory, after withdrawing it from every grid. Collective."""
+        raise NotImplementedError
 
     def drop(self, address: int) -> None:
         """Free this rank's memory, whose communicators have been aborted, if that can be done alone. Local."""
 
     def offer(self, address: int, grid: int) -> None:
-        """Make memory usable by a grid (a handle); may be repeated. Collective over the grid."""
+        """Make memory usable by a grid (a handle), if it is not; may be repeated. Collective over the grid."""
 
     def withdraw(self, grid: int) -> None:
         """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
 
     def holds(self, address: int) -> int:
         """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
+        return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:
         """Free everything, last made first. Collective."""
+        with ExitStack() as last_first:
+            for address in self._buffers:
+                last_first.callback(self.free, address)
 
 
-class NcclWindows:
+class NcclWindows(SymmetricHeap):
     """Memory of ncclMemAlloc, registered with cuBLASMp's grids.
 
     Args:
@@ -55,16 +72,9 @@ class NcclWindows:
         register: Callable[[int, int, int], None],
         deregister: Callable[[int, int], None],
     ) -> None:
-        self._allocate, self._register, self._deregister = allocate, register, deregister
-        self._buffers: dict[int, tuple[Any, int]] = {}  # in the order of allocation
+        super().__init__(allocate)
+        self._register, self._deregister = register, deregister
         self._offers: list[tuple[int, int]] = []
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of ``nbytes`` of new memory. Collective."""
-        buffer = self._allocate(nbytes)
-        address = int(buffer.handle)
-        self._buffers[address] = (buffer, nbytes)
-        return address
 
     def free(self, address: int) -> None:
         """Deregister and free. Collective."""
@@ -97,16 +107,6 @@ class NcclWindows:
         address, grid = offer
         self._deregister(grid, address)
 
-    def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
-        return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
-
-    def close(self) -> None:
-        """Free everything, last made first. Collective."""
-        with ExitStack() as last_first:
-            for address in self._buffers:
-                last_first.callback(self.free, address)
-
 
 def nvshmem_core() -> Any:
     """Return the module nvshmem.core. Local.
@@ -123,8 +123,10 @@ def nvshmem_core() -> Any:
         ) from None
 
 
-class NvshmemHeap:
+class NvshmemHeap(SymmetricHeap):
     """NVSHMEM over all ranks of a context: initialized if needed, finalized only if initialized here. Collective.
+
+    Every rank can reach the whole heap, and all ranks free memory together: no grid need be told of it.
 
     Args:
         rank, size: this rank's number, and how many ranks there are: all that NVSHMEM knows.
@@ -145,8 +147,6 @@ class NvshmemHeap:
         device: int,
         agreement: Callable[..., AbstractContextManager[Any]],
     ) -> None:
-        self._buffers: dict[int, Any] = {}
-        self._sizes: dict[int, int] = {}
         with agreement("Context: NVSHMEM"):
             self._core = core = nvshmem_core()
             self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
@@ -163,39 +163,18 @@ class NvshmemHeap:
             uid._data[...] = bcast(uid._data)
             with agreement("Context: NVSHMEM", blocks=True):
                 core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of ``nbytes`` of new memory. Collective over all ranks."""
-        buffer = self._core.buffer(nbytes)
-        address = int(buffer.handle)
-        self._buffers[address], self._sizes[address] = buffer, nbytes
-        return address
+        super().__init__(core.buffer)
 
     def free(self, address: int) -> None:
         """Free memory. Collective over all ranks."""
-        self._sizes.pop(address)
-        self._core.free(self._buffers.pop(address))
-
-    def drop(self, address: int) -> None:
-        """Do nothing: the ranks free memory together."""
-
-    def offer(self, address: int, grid: int) -> None:
-        """Do nothing: every rank can reach the whole heap."""
-
-    def withdraw(self, grid: int) -> None:
-        """Do nothing."""
-
-    def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
-        return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
+        self._core.free(self._buffers.pop(address)[0])
 
     def close(self) -> None:
         """Free everything, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
-        with ExitStack() as last_first:
+        with ExitStack() as behind:
             if self._ours:
-                last_first.callback(self._core.finalize)
-            for address in self._buffers:
-                last_first.callback(self.free, address)
+                behind.callback(self._core.finalize)
+            super().close()
 
 
 _STEP_BYTES = 32 << 20

@@ -12,6 +12,7 @@ product, and between its GEMMs and its sums.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
@@ -150,7 +151,7 @@ class Windows:
         self._core, self._driver = nccl.core, driver
         self._awaiting: dict[int, list[Any]] = {}  # batched operations on a flag, by its address
         self._cuda = runtime.cupy.cuda.runtime
-        self._buffers: dict[str, Buffer] = {}
+        self._buffers = defaultdict[str, Buffer](Buffer)
         self._retired: list[tuple[str, Buffer]] = []  # replaced, but still in graphs that users have captured
         with runtime.agreement("symmetric memory"):
             stream = runtime.cupy.cuda.Stream(non_blocking=True)
@@ -181,10 +182,7 @@ class Windows:
 
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of that name, empty until it is reserved. Local."""
-        found = self._buffers.get(name)
-        if found is None:
-            self._buffers[name] = found = Buffer()
-        return found
+        return self._buffers[name]
 
     def reserve(self, name: str, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
