@@ -101,6 +101,15 @@ def set_diagonal(xp: Any, a: LocalArray, value: Any) -> None:
         xp.lib.stride_tricks.as_strided(a, (n,), (sum(a.strides),))[...] = value
 
 
+def trsm_words(a: LocalArray, b: LocalArray, *, lower: bool) -> tuple[str, str, str, int, int, int, int]:
+    """Return side, uplo, trans, m, n, lda and ldb of BLAS for solving A X = B in the place of B. Local."""
+    (trans_b, ldb), (trans_a, lda) = blas_operand(b), blas_operand(a)
+    turned, straight = trans_b == "T", trans_a == "N"  # B is in C order: solve X^T A^T = B^T
+    m, n = b.shape[::-1] if turned else b.shape
+    uplo, trans = "L" if lower == straight else "U", "T" if turned == straight else "N"
+    return "R" if turned else "L", uplo, trans, m, n, lda, ldb
+
+
 def blas_operand(array: LocalArray) -> tuple[str, int]:
     """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local.
 

@@ -205,7 +205,5 @@ def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
     return ((block,) * full + (rest,) + (0,) * nprocs)[:nprocs]
 
 
-@lru_cache(4096)
-def axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
-    """Return a cached axis: every call needs those of its matrices several times. Local."""
-    return Axis(extent, block, source, nprocs, lead)
+axis = lru_cache(4096)(Axis)
+"""Returns a cached axis: every call needs those of its matrices several times. Local."""

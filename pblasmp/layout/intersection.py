@@ -46,12 +46,7 @@ Stretches = tuple[Stretch, ...]
 Array = NDArray[Any]
 
 
-def _stretch_bytes(found: Sequence[object]) -> int:
-    """Return about how many bytes stretches take, of six numbers each. Local."""
-    return 300 * len(found)
-
-
-@sized_cache(_stretch_bytes)
+@sized_cache(lambda found: 300 * len(found))  # stretches of six numbers each, about
 def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 

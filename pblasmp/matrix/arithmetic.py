@@ -114,7 +114,9 @@ def binary(
     d, along = matrix.descriptor, both and _is_along(other, matrix)
     ctx = context_of(call, matrix, other)
     with ctx.agreement(call) as facts:
-        is_vector = _is_vector(other)
+        is_vector = isinstance(other, np.ndarray) and (
+            other.ndim == 1 or (other.ndim == 2 and 1 in other.shape)
+        )
         if not (both or is_vector or is_scalar(other)):
             raise ArgumentTypeError(
                 f"{call}: {no_matrix(other, 'a DistributedMatrix, a number or a vector')}"
@@ -188,11 +190,6 @@ def _spread(call: str, matrix: Any, other: Handle) -> Any:
         here = np.broadcast_to(_part_of_vector(call, line, out), out.local.shape)
         ctx.engine.from_host(out.local, np.ascontiguousarray(here))
     return out
-
-
-def _is_vector(x: object) -> bool:
-    """Return whether it is an array of one dimension, or of one row or column. Local."""
-    return isinstance(x, np.ndarray) and (x.ndim == 1 or (x.ndim == 2 and 1 in x.shape))
 
 
 def _part_of_vector(call: str, vector: NDArray[Any], matrix: Handle) -> NDArray[Any]:
@@ -297,14 +294,10 @@ def _whole_power(xp: Any, x: Any, exponent: Any, out: Any = None) -> Any:
     return out
 
 
-def _is_long(operand: Any) -> bool:
-    """Return whether it is an integer for which NumPy has no type. Local."""
-    return isinstance(operand, int) and not -(2**63) <= operand < 2**64
-
-
 def _operand(operand: Any, dtype: np.dtype, xp: Any, known: bool) -> Any:
     if not hasattr(operand, "descriptor"):
-        values = np.asarray(float(operand) if _is_long(operand) else operand).astype(dtype)
+        has_no_type = isinstance(operand, int) and not -(2**63) <= operand < 2**64
+        values = np.asarray(float(operand) if has_no_type else operand).astype(dtype)
         return xp.asarray(values) if values.ndim else values[()]
     values = operand.local if known else operand.on_host()
     return values.astype(dtype, copy=False)

@@ -142,7 +142,7 @@ def verify(
         ]
         told: Verification = ctx.comm.bcast(  # processors round differently
             Verification(
-                max((each.error for each in found), key=_or_nan), found[0].bound, *(
+                max((each.error for each in found), key=lambda x: (math.isnan(x), x)), found[0].bound, *(
                     sum(getattr(each, name) for each in found) for name in ("nans", "infinities", "wrong")
                 ),
             )
@@ -221,10 +221,6 @@ def _after(
         None if bias is None else ctx.engine.to_host(bias), along(problem.d), activation,
         numbers["a"] * numbers["b"], numbers["d"],
     )  # fmt: skip
-
-
-def _or_nan(error: float) -> float:
-    return math.inf if math.isnan(error) else error
 
 
 def _copies(problem: MatmulProblem, d: DistributedMatrix) -> list[DistributedMatrix]:

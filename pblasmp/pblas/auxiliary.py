@@ -300,10 +300,6 @@ def _scaled(piece: OwnElements | None, kind: str, cfrom: float, cto: float, info
     return 0
 
 
-def _latra(_values: Values, matrices: dict[str, DistributedMatrix]) -> Any:
-    return matrices["a"].trace()
-
-
 def _elset(values: Values, matrices: dict[str, DistributedMatrix]) -> None:
     piece = OwnElements.of(matrices["a"])
     if piece is not None:
@@ -448,8 +444,8 @@ _ROUTINES = (
     _row("lascl", "sdcz", "type cfrom cto m n A info", _WHOLE, "Multiply sub(A) by cto / cfrom", _lascl,
          "A *= cto / cfrom", returns="int", written="a", legal={"type": "GLUH"}, real="cfrom cto",
          at_once=_scaled_at_once, local=True, callers="Local."),
-    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)", _latra, "A.trace()", returns="Any", written="",
-         at_once=_traced),
+    _row("latra", "sdcz", "n A", _SQUARE, "Return the trace of sub(A)",
+         lambda _, matrices: matrices["a"].trace(), "A.trace()", returns="Any", written="", at_once=_traced),
     _row("elset", "sdcz", "A alpha", {"a": "1 1"}, "Set A(ia, ja) to alpha", _elset, "A[i, j] = alpha", written="a",
          at_once=_set_at_once, local=True, callers="Local."),
     _row("elget", "sdcz", "scope top alpha A", {"a": "1 1"}, "Return A(ia, ja)", _elget, "A[i, j]",

@@ -152,7 +152,8 @@ def _made(
         faults.check()
         grid = Grid(nprow, npcol, "row" if letter == "R" else "col")
         facts.update(grid=grid)
-        settings = _settings(engine)
+        # all that a context depends on, apart from its ranks
+        settings = repr(engine), *sorted(x for x in os.environ.items() if x[0].startswith("PBLASMP_"))
     if context is not None and grid.size == comm.size:
         return _numbered(context, grid, context)
     inside = comm.rank < grid.size
@@ -171,12 +172,6 @@ def _made(
     if context is not None:
         context.take_over(_Outside())
     return -1
-
-
-def _settings(engine: Any) -> tuple[str, ...]:
-    """Return all that a context depends on, apart from its ranks. Local."""
-    variables = sorted(each for each in os.environ.items() if each[0].startswith("PBLASMP_"))
-    return repr(engine), *(f"{name}={value}" for name, value in variables)
 
 
 def _woken(key: Any) -> int:

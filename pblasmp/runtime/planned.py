@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from ..comm import gather_on
+from ..comm import gather_on, is_agreed
 from ..engines.method import Taken
 from ..engines.product import Product
 from ..engines.protocol import Engine
@@ -75,7 +75,7 @@ def _new_plan(call: UserCall[Result]) -> Plan[Result]:
     try:
         return Plan(call, kept=True)
     except MemoryError as error:
-        if not ctx.can_free_memory(error):
+        if not (len(ctx.kept) and is_agreed(error, ctx.control)):
             raise
     ctx.kept.close_all()
     return Plan(call, kept=True)

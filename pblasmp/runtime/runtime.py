@@ -303,10 +303,6 @@ class Runtime(Generic[Matrix]):
         if not is_agreed(error, self.control):
             leave(self.control, error)
 
-    def can_free_memory(self, error: MemoryError) -> bool:
-        """Return whether all ranks have raised this error, and there are kept plans to close. Local."""
-        return len(self.kept) > 0 and is_agreed(error, self.control)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a layer works with the same ranks
 

@@ -165,12 +165,8 @@ class Specification:
         """Whether products may be derived from it: no gaps are between rows of x, and all ranks have parts."""
         p = self.problem
         tight = tuple(max(1, width) * p.dtype.itemsize for width in p.inputs)
-        return dict(p.row_bytes)["x"] == tight and _is_full(p)
-
-
-def _is_full(p: ParallelProblem) -> bool:
-    """Return whether every rank has a part of everything, and there are as many tokens as ranks. Local."""
-    return 0 not in p.tokens and 0 not in p.rows and p.tokens[0] >= len(p.tokens)
+        full = 0 not in p.tokens and 0 not in p.rows and p.tokens[0] >= len(p.tokens)
+        return dict(p.row_bytes)["x"] == tight and full
 
 
 def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> None:

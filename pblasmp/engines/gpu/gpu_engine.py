@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import Library, version_text
-from ...comm import CellArrays, Communicator, Side
+from ...comm import Communicator
 from ...dtypes import is_float8, named_like
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
@@ -81,6 +81,7 @@ class GpuEngine(Engine):
     )
     direct: Direct | None
     methods: Sequence[Method] = METHODS
+    put, get = gpu_transport.put, gpu_transport.get
 
     def __init__(
         self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
@@ -95,14 +96,12 @@ class GpuEngine(Engine):
             with self.runtime.agreement("Context: streams"):
                 self.operations = GpuFactorOperations(self.session)
                 self.transport = GpuTransport(self.session, self.operations)
-                self._copies = HostCopies(cupy, self._ranks_here(), self.runtime.wait)
+                ranks_here = next(len(node) for node in self.runtime.nodes if self.runtime.rank in node)
+                self._copies = HostCopies(cupy, ranks_here, self.runtime.wait)
                 current, follow = cupy.cuda.get_current_stream, self.runtime.follow_stream
                 self.direct = GpuDirect(self.session.gpu, current, follow, self.session.recordings().record)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
-
-    def _ranks_here(self) -> int:
-        return next(len(node) for node in self.runtime.nodes if self.runtime.rank in node)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -170,28 +169,6 @@ class GpuEngine(Engine):
         down = (ld or cols) * item
         memory = cuda.UnownedMemory(address, (rows - 1) * down + cols * item, None, self.device.index)
         return self.xp.ndarray(shape, stored_dtype(dtype), cuda.MemoryPointer(memory, 0), (down, item))
-
-    def put(
-        self,
-        src: Side,
-        values: CellArrays,
-        dst: Side,
-        arrays: CellArrays,
-        dtype: np.dtype,
-    ) -> None:
-        """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
-        gpu_transport.put(self, src, values, dst, arrays, dtype)
-
-    def get(
-        self,
-        src: Side,
-        arrays: CellArrays,
-        dst: Side,
-        values: CellArrays,
-        dtype: np.dtype,
-    ) -> None:
-        """Move arrays on GPUs to arrays on the host. Collective."""
-        gpu_transport.get(self, src, arrays, dst, values, dtype)
 
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a NumPy copy of the values, or ``out`` with them. Local."""

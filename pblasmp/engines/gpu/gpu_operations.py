@@ -15,7 +15,7 @@ from ...dtypes import DTYPES, element_type, is_float8
 from ...errors import ArgumentError, UnsupportedError
 from ...layout.pieces import LocalPart
 from ...logs import logger
-from ..arrays import blas_operand, scale
+from ..arrays import blas_operand, scale, trsm_words
 from ..local.extremes import scale_by_power
 from ..product import Workspace
 from .kernels.lt import WORKSPACE_BYTES
@@ -141,44 +141,9 @@ class GpuOperations:
         d: Array,
         compute: str | None = None,
         c: Array | None = None,
-    ) -> None:
-        """Queue ``d = alpha a b + beta c``. Local."""
-        self._queue_gemm(alpha, a, b, beta, d, compute, c)
-
-    def gemms(
-        self,
-        alpha: complex,
-        parts: Sequence[tuple[Array, Array, Array, Array | None]],
-        beta: complex,
-        compute: str | None = None,
-    ) -> None:
-        """Queue several products, as one batch if they are at equal distances. Local."""
-        a, b, d, c = parts[0]
-        together = len(parts) > 1 and a.shape[1] > 0
-        steps = [step for each in zip(*parts, strict=True) if (step := _step(each)) is not None]
-        if together and len(steps) == len(parts[0]) and (c is None or self._reads(c, d)):
-            self._queue_gemm(alpha, a, b, beta, d, compute, c, Batch(len(parts), *steps))
-            return
-        for a, b, d, c in parts:
-            self._queue_gemm(alpha, a, b, beta, d, compute, c)
-
-    def _reads(self, c: Array, d: Array) -> bool:
-        """Return whether products read ``c`` as it is where they write ``d``."""
-        turned = blas_operand(d)[0] == "N"
-        return c.dtype == d.dtype and contiguous(c, turned=turned)
-
-    def _queue_gemm(
-        self,
-        alpha: complex,
-        a: Array,
-        b: Array,
-        beta: complex,
-        d: Array,
-        compute: str | None,
-        c: Array | None,
         batch: Batch | None = None,
     ) -> None:
-        """Queue a product, or as many as a batch has, which needs no copies of ``c`` then."""
+        """Queue ``d = alpha a b + beta c``, or as many as a batch has, which needs no copies of ``c`` then. Local."""
         if d.size == 0:
             return
         plain = c is None and compute is None and batch is None
@@ -205,6 +170,28 @@ class GpuOperations:
         self.multiply(
             x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute, batch=batch
         )
+
+    def gemms(
+        self,
+        alpha: complex,
+        parts: Sequence[tuple[Array, Array, Array, Array | None]],
+        beta: complex,
+        compute: str | None = None,
+    ) -> None:
+        """Queue several products, as one batch if they are at equal distances. Local."""
+        a, b, d, c = parts[0]
+        together = len(parts) > 1 and a.shape[1] > 0
+        steps = [step for each in zip(*parts, strict=True) if (step := _step(each)) is not None]
+        if together and len(steps) == len(parts[0]) and (c is None or self._reads(c, d)):
+            self.gemm(alpha, a, b, beta, d, compute, c, Batch(len(parts), *steps))
+            return
+        for a, b, d, c in parts:
+            self.gemm(alpha, a, b, beta, d, compute, c)
+
+    def _reads(self, c: Array, d: Array) -> bool:
+        """Return whether products read ``c`` as it is where they write ``d``."""
+        turned = blas_operand(d)[0] == "N"
+        return c.dtype == d.dtype and contiguous(c, turned=turned)
 
     def _queued_by_cublas(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> bool:
         """Queue a product by cuBLAS if it has the type, and all sizes fit into 32 bits; return whether. Local."""
@@ -329,19 +316,14 @@ class GpuOperations:
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""
-        (trans_x, ldx), (trans_a, lda) = blas_operand(x), blas_operand(a)
-        turned = trans_x == "T"  # x is in C order: solve Y^T a^T = alpha X^T
-        m, n = x.shape[::-1] if turned else x.shape
+        side, uplo, trans, m, n, lda, ldx = trsm_words(a, x, lower=lower)
         if m == 0 or n == 0:
             return
         self._check(f"solving {x.shape[0]} equations for {x.shape[1]} right-hand sides", m, n, lda, ldx)
-        stored_lower = lower == (trans_a == "N")
-        transposes = turned == (trans_a == "N")
         scalar, letter = np.array(alpha, dtype=x.dtype), element_type(x.dtype).blas
         arguments = (
-            SIDES["R" if turned else "L"], FILLS["L" if stored_lower else "U"],
-            OPS["T" if transposes else "N"], DIAGONALS["U" if unit else "N"],
-            m, n, scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
+            SIDES[side], FILLS[uplo], OPS[trans], DIAGONALS["U" if unit else "N"], m, n,
+            scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
         )  # fmt: skip
         if self._lane == _LANES[0]:
             self._runtime.follow_stream()  # it shares a workspace with products

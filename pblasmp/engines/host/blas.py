@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...dtypes import element_type
 from ...errors import LibraryNotFoundError, required
-from ..arrays import blas_operand, scale
+from ..arrays import blas_operand, scale, trsm_words
 
 with required("CPU ranks", "run"):
     from threadpoolctl import threadpool_info
@@ -195,18 +195,14 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
 
     Source: BLAS, ?TRSM.
     """
-    (trans_b, ldb), (trans_a, lda) = blas_operand(b), blas_operand(a)
-    turned = trans_b == "T"  # b is in C order: solve X^T a^T = alpha b^T
-    m, n = b.shape[::-1] if turned else b.shape
+    side, uplo, trans, m, n, lda, ldb = trsm_words(a, b, lower=lower)
     if m == 0 or n == 0:
         return
     if max(m, n, lda, ldb) > _INT_MAX:
         _solve_in_parts(library, alpha, a, b, lower=lower, unit=unit)
         return
-    stored_lower = lower == (trans_a == "N")
-    trans = b"T" if turned == (trans_a == "N") else b"N"
     load(library, element_type(b.dtype).blas, "trsm")(
-        b"R" if turned else b"L", b"L" if stored_lower else b"U", trans, b"U" if unit else b"N",
+        side.encode(), uplo.encode(), trans.encode(), b"U" if unit else b"N",
         _integer(m), _integer(n), _number(alpha, b), a.ctypes.data, _integer(lda), b.ctypes.data, _integer(ldb),
     )  # fmt: skip
 

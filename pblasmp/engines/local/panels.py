@@ -31,22 +31,18 @@ Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
 
 
-def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
-    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, if it has one. Local."""
-    return _needs(d.grid, size, axis)
+@lru_cache(64)
+def needs(grid: Grid, size: int, axis: int) -> Needs:
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in a grid, if it has one. Local."""
+    of_process = [(process,) for process in range(grid.shape[axis])]
+    of_rank = (of_process[coords[axis]] for coords in coordinates(grid))
+    return Hashed((*of_rank, *[()] * (size - grid.size)))
 
 
 @lru_cache(64)
 def everyone(size: int) -> Needs:
     """Return that each of ``size`` ranks multiplies the only slab. Local."""
     return Hashed(((0,),) * size)
-
-
-@lru_cache(64)
-def _needs(grid: Grid, size: int, axis: int) -> Needs:
-    of_process = [(process,) for process in range(grid.shape[axis])]
-    of_rank = (of_process[coords[axis]] for coords in coordinates(grid))
-    return Hashed((*of_rank, *[()] * (size - grid.size)))
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def test_a_panel_leaves_beside_the_last_product_and_behind_the_one_that_had_its_
     with pb.plan(pb.matmul, a, b, op_a="C", algo="panels") as plan:
         order = StreamOrder(lib.gpu, sys.modules["cupy"], monkeypatch)
         queued, started, beside = itertools.count(), itertools.count(), []
-        multiply, start = GpuOperations._queue_gemm, GpuTransport.start_exchange
+        multiply, start = GpuOperations.gemm, GpuTransport.start_exchange
 
         def multiplied(*arguments: Any, **named: Any) -> None:
             multiply(*arguments, **named)
@@ -230,7 +230,7 @@ def test_a_panel_leaves_beside_the_last_product_and_behind_the_one_that_had_its_
             order.faults.clear()
             return start(*arguments, **named)
 
-        monkeypatch.setattr(GpuOperations, "_queue_gemm", multiplied)
+        monkeypatch.setattr(GpuOperations, "gemm", multiplied)
         monkeypatch.setattr(GpuTransport, "start_exchange", starts)
         plan()
     assert next(queued) == 6

@@ -326,7 +326,7 @@ class MatmulMethod(Method):
         return epilogues.FinishedProduct(engine, product, problem, operands, why, reason)
 
 
-def _is_empty(problem: MatmulProblem, options: Options) -> bool:
+def _is_empty(problem: MatmulProblem | Level3Problem, options: Options) -> bool:
     return 0 in (problem.m, problem.n, problem.k) or options.alpha == 0
 
 
@@ -397,7 +397,7 @@ class Level3Method(Method):
             library.c.raw(symbol_of(p))  # this version may lack the function
         except PblasmpError as error:
             return str(error)
-        if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+        if _is_empty(p, options):
             return ""
         why = faults.level3_is_wrong(p, options.alpha, library.version)
         if why:
@@ -410,7 +410,7 @@ class Level3Method(Method):
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
     ) -> Product:
         library, p = session_of(engine).cublasmp, problem
-        if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+        if _is_empty(p, options):
             return ScaledC(engine, p, options.beta)
         nearest, reasons = nearest_level3(p, library.version)
         if not reasons:

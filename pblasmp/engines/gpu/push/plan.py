@@ -327,7 +327,7 @@ class PushPlan:
         for axis, (side, dtype, inner) in enumerate(((a, p.a.dtype, of_a), (b, p.b.dtype, of_b))):
             needed = tuple(
                 need[0] if need and shapes[rank][0] * shapes[rank][1] else None
-                for rank, need in enumerate(needs(p.d, size, axis))
+                for rank, need in enumerate(needs(p.d.grid, size, axis))
             )
             # in a batch, the blocks of only one operand differ
             batches = not is_float8(dtype) and not any(slab.in_sections for slab in slabs)
@@ -433,10 +433,8 @@ class PushPlan:
         return sum(rows * cols for rows, cols in shapes) * slab.itemsize
 
 
-@lru_cache(64)
-def push_plan(p: MatmulProblem, size: int) -> PushPlan:
-    """Return the plan of a product of scheme "gemm"; the last few are cached. Local."""
-    return PushPlan(p, size)
+push_plan = lru_cache(64)(PushPlan)
+"""Returns the plan of a product of scheme "gemm"; the last few are cached. Local."""
 
 
 def _aligned(nbytes: int) -> int:

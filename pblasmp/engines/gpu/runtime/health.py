@@ -125,7 +125,9 @@ class Health:
         self._over.set()
         self.nccls.clear()
         _broken.append(self)
-        _keep_for_good(self)
+        ctypes.pythonapi.Py_IncRef(
+            ctypes.py_object(self)
+        )  # destructors, even at the end, would wait for the GPU
         atexit.register(_end_in_time)
         if self._lost is None:
             ended = threading.Event()
@@ -237,11 +239,6 @@ def _nccl_error(nccl: Any) -> str:
         return f"{getattr(result, 'name', result)}, found by ncclCommGetAsyncError"
     except Exception as error:  # noqa: BLE001 - such as a communicator that somebody has destroyed
         return f"{type(error).__name__}: {error}"
-
-
-def _keep_for_good(thing: object) -> None:
-    """Never destroy an object, not even at the end of the process: its destructors would wait for the GPU."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _end_in_time() -> None:
