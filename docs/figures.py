@@ -87,6 +87,14 @@ TITLES = {
 }
 
 
+NO_RUN = "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+
+
+def runs_of(*begins: str) -> list[Run]:
+    """Return the stored runs whose names begin so."""
+    return [run for name, run in results.runs().items() if name.startswith(begins)]
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
     """Return a Markdown table whose last ``numbers`` columns are aligned to the right."""
     rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
@@ -191,10 +199,7 @@ def layers() -> str:
 
 def layer_times() -> str:
     """Return the times of tensor-parallel products as users call them, in microseconds, by GPUs and groups."""
-    return (
-        by_groups("layers", _layer_times)
-        or "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
-    )
+    return by_groups("layers", _layer_times) or NO_RUN
 
 
 def _layer_times(run: Run) -> str:
@@ -379,12 +384,9 @@ def source(run: Run) -> str:
 
 def many_calls() -> str:
     """Return the tables of blocked algorithms, times over those of a ScaLAPACK's PBLAS, and of what a call costs."""
-    debian, mkl = (
-        [run for name, run in results.runs().items() if name.startswith(f"many_calls-{library}-")]
-        for library in ("debian", "mkl")
-    )
+    debian, mkl = (runs_of(f"many_calls-{library}-") for library in ("debian", "mkl"))
     if not debian:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     rows = []
     for run in (*debian, *mkl):
         for large in (True, False):
@@ -441,7 +443,7 @@ def factorizations() -> str:
                 ]
             )  # fmt: skip
     if not rows:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     head = ["compared with", "ranks on cores", "routine", "not slower", "speedup: median (min–max)"]
     return "\n".join([table(head, rows), *measured, ""])
 
@@ -450,7 +452,7 @@ def nodes() -> str:
     """Return the table of each routine on one, two and four simulated nodes, compared with its rival."""
     run = results.runs().get("nodes-4-ranks")
     if run is None:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     case = max((row["case"] for row in run.rows), key=lambda each: each["n"])
     small: dict[int, list[float]] = {}
@@ -530,9 +532,9 @@ def _calls_on_nodes() -> str:
 def between_hosts() -> str:
     """Return the table of products between hosts, compared with NCCL + cuBLAS over the same network."""
     kinds = ("tensor_parallel-hosts-", "gpu_matmul-hosts-2d", "hosts-layers-")
-    runs = [run for name, run in results.runs().items() if name.startswith(kinds)]
+    runs = runs_of(*kinds)
     if not runs:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     rows = []
     for run in runs:
         title = FORMS.get(run.benchmark.removeprefix(kinds[0]), "product: order, type, grid, blocks, ops")
@@ -560,9 +562,9 @@ def between_hosts() -> str:
 
 def eigenvalues() -> str:
     """Return the table of what eigenvalues and singular values take, with direct calls of the same libraries."""
-    found = [run for name, run in results.runs().items() if name.startswith("eigenvalues-")]
+    found = runs_of("eigenvalues-")
     if not found:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     rows = []
     for run in found:
         for row in run.rows:
@@ -590,10 +592,10 @@ def eigenvalues() -> str:
 
 def eigenvalues_on_gpus() -> str:
     """Return the table of eigenvalues and eigenvectors on GPUs: seconds, and bytes of memory by number of a matrix."""
-    found = [run for name, run in results.runs().items() if name.startswith("eigenvalues_gpu-")]
+    found = runs_of("eigenvalues_gpu-")
     found.sort(key=lambda run: (run.gpus, run.rows[0]["case"]["n"]))
     if not found:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     names = dict.fromkeys(name for run in reversed(found) for row in run.rows for name in row["seconds"])
     rows = [
         [
@@ -612,7 +614,7 @@ def eigenvalues_on_gpus() -> str:
 
 def refined_solves() -> str:
     """Return the table of how many times as fast as in float64 refined solves are."""
-    found = [run for name, run in results.runs().items() if name.startswith("refined-")]
+    found = runs_of("refined-")
     rows = [
         [
             run.where, row["case"]["kind"], str(row["case"]["n"]), row["case"]["steps"],
@@ -626,7 +628,7 @@ def refined_solves() -> str:
         for row in run.rows
     ]  # fmt: skip
     if not rows:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     head = [
         "where",
         "assume_a",
@@ -642,7 +644,7 @@ def refined_solves() -> str:
 
 def whole_problems() -> str:
     """Return the table of what the examples of whole problems take."""
-    found = [run for name, run in results.runs().items() if name.startswith("whole_problems-")]
+    found = runs_of("whole_problems-")
     rows = [
         [
             f"`{row['case']['problem']}.py`", f"`{row['case']['arguments']}`", f"{run.where}, {run.date}, {run.commit}",
@@ -652,7 +654,7 @@ def whole_problems() -> str:
         for row in run.rows
     ]  # fmt: skip
     if not rows:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     return f"{table(['script', 'arguments', 'machine, date, commit', 'seconds'], rows, 0)}\n"
 
 
@@ -666,9 +668,9 @@ _PREPARED = "debian-prepared"  # as in benchmarks.vectors
 
 def vector_times() -> str:
     """Return how often routines of levels 1 and 2 are not slower than Debian's, and what any call takes at least."""
-    found = [run for name, run in results.runs().items() if name.startswith("vectors-")]
+    found = runs_of("vectors-")
     if not found or not all(_PREPARED in run.rows[-1]["seconds"] for run in found):
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     ahead, floors, votes, theirs, below, total = [], [], [], [], 0, 0
     for run in found:
         grid = f"{run.rows[0]['case']['grid'].replace('x', '×')} ranks on {run.machine['cores']} cores"
@@ -722,7 +724,7 @@ def few_columns_gpu() -> str:
     """Return the times of level-3 routines with few columns on two GPUs, in milliseconds, and products' beside them."""
     run = results.runs().get("level3-gpu-1x2-16384-512-thin-2-gpus")
     if run is None:
-        return "No run is stored yet: see [benchmarks](../performance.md#benchmarks).\n"
+        return NO_RUN.replace("(", "(../")
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in run.rows:
         case, own, product = row["case"], middle(row, "pblasmp"), middle(row, "gemm")
@@ -742,7 +744,7 @@ def solves_gpu() -> str:
     names = (f"factorizations-gpu-{which}-2-gpus" for which in ("getrf", "potrs-getrs"))
     runs = [run for name in names if (run := results.runs().get(name)) is not None]
     if not runs:
-        return "No run is stored yet: see [benchmarks](../performance.md#benchmarks).\n"
+        return NO_RUN.replace("(", "(../")
     rows = []
     for run in runs:
         for row in run.rows:
@@ -1016,24 +1018,15 @@ def _foreseen(row: Mapping[str, Any]) -> float:
 
 def predicted() -> list[tuple[Run, dict[str, float]]]:
     """Return each run of predictions with the ratio of predicted to measured time by case."""
-    runs = [run for name, run in sorted(results.runs().items()) if name.startswith("predict-")]
-    return [
-        (
-            run,
-            {
-                row["case"]["what"]: (middle(row, "predicted") or 0) / (middle(row, "measured") or 1)
-                for row in run.rows
-            },
-        )
-        for run in runs
-    ]
+    runs = sorted(runs_of("predict-"), key=lambda run: run.benchmark)
+    return [(run, {row["case"]["what"]: _foreseen(row) for row in run.rows}) for run in runs]
 
 
 def predictions() -> str:
     """Return how far predictions are from measurements: a line for each run, and its misses."""
     found = predicted()
     if not found:
-        return "No run is stored yet: see [benchmarks](performance.md#benchmarks).\n"
+        return NO_RUN
     lines, misses = [], []
     for run, ratios in found:
         line = [run.where]

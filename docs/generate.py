@@ -135,8 +135,8 @@ def calls() -> Iterator[Call]:
 
 def collectives() -> str:
     """Return the table of collective calls."""
-    rows = [f"| `{call.name}` | {call.summary} |" for call in calls() if call.is_collective]
-    return "\n".join(["| call | |", "| --- | --- |", *rows, ""])
+    rows = [[f"`{call.name}`", call.summary] for call in calls() if call.is_collective]
+    return figures.table(["call", ""], rows)
 
 
 def errors() -> str:
@@ -145,8 +145,8 @@ def errors() -> str:
     for name, value in PUBLIC.items():
         if inspect.isclass(value) and issubclass(value, pb.PblasmpError):
             like = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
-            rows.append(f"| `{name}` | {like} | {Call(name, value.__doc__ or '').summary} |")
-    return "\n".join(["| exception | is also a | |", "| --- | --- | --- |", *rows, ""])
+            rows.append([f"`{name}`", like, Call(name, value.__doc__ or "").summary])
+    return figures.table(["exception", "is also a", ""], rows)
 
 
 def command_line() -> str:
@@ -174,11 +174,13 @@ def routines() -> str:
         ("p?trmr2d", "A.redistribute(uplo=...)", "cublasMpGemr2D"),
     ]
     rows = [
-        f"| {f'`{pblas}`' if pblas else ''} | `{python}` | `{symbol}` "
-        f"| {version_text(FUNCTIONS[symbol].since).removesuffix('.0')} |"
+        [
+            f"`{pblas}`" if pblas else "", f"`{python}`", f"`{symbol}`",
+            version_text(FUNCTIONS[symbol].since).removesuffix(".0"),
+        ]
         for pblas, python, symbol in named
-    ]
-    return "\n".join(["| PBLAS | here | cuBLASMp | since |", "| --- | --- | --- | --- |", *rows, ""])
+    ]  # fmt: skip
+    return figures.table(["PBLAS", "here", "cuBLASMp", "since"], rows)
 
 
 def vectors() -> str:
@@ -187,8 +189,8 @@ def vectors() -> str:
     for name, row in VECTOR_ROUTINES.items():
         twin = {"gemm": "`matmul`", "": ""}.get(row.twin, f"`{row.twin}`")
         named = ", ".join(f"`{each}`" for each in row.names)
-        rows.append(f"| `pb.blas.{name}` | {row.formula.replace('|', '&#124;')} | {named} | {twin} |")
-    return "\n".join(["| here | | PBLAS | computed as |", "| --- | --- | --- | --- |", *rows, ""])
+        rows.append([f"`pb.blas.{name}`", row.formula.replace("|", "&#124;"), named, twin])
+    return figures.table(["here", "", "PBLAS", "computed as"], rows)
 
 
 def pblas() -> str:
@@ -204,11 +206,9 @@ def pblas() -> str:
             others = found.setdefault(each if letter not in found.get(each, {}) else name[2:], {})
             others[letter] = name
     rows = [
-        "| " + " | ".join(f"`{row[kind]}`" if kind in row else "" for kind in kinds) + " |"
-        for _, row in sorted(found.items())
-        if row
+        [f"`{row[kind]}`" if kind in row else "" for kind in kinds] for _, row in sorted(found.items()) if row
     ]
-    return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
+    return figures.table([*kinds.values()], rows)
 
 
 INNER = (
@@ -280,17 +280,18 @@ def ported() -> str:
             raise ValueError(f"pblas.{name}: say in HERE what it is called with pblasmp's matrices")
         groups.setdefault(re.sub(r"^`pblasmp\.", "`pb.", form), []).append(name)
     rows = [
-        f"| {', '.join(f'`{name}`' for name in each)} | {form} |"
+        [", ".join(f"`{name}`" for name in each), form]
         for form, each in sorted(groups.items(), key=lambda item: item[1][0])
     ]
-    missing = [
-        f"| {', '.join(f'`{x}`' for x in each.split(', '))} | {why} |" for each, why in MISSING.items()
-    ]
+    missing = [[", ".join(f"`{x}`" for x in each.split(", ")), why] for each, why in MISSING.items()]
     listed = ", ".join(f"! {name}" for name in sorted(name for each in groups.values() for name in each))
     search = f"```{{index}} {listed}\n```\n"  # so that a search for a name leads here
-    head = [search, "| here | with pblasmp's matrices |", "| --- | --- |"]
     words = "Left out: what only other routines use, such as `pdlarfb` and, without blocks, `pdgetf2`.\n"
-    return "\n".join([*head, *rows, "", "| not here | instead |", "| --- | --- |", *missing, "", words])
+    tables = (
+        figures.table(["here", "with pblasmp's matrices"], rows),
+        figures.table(["not here", "instead"], missing),
+    )
+    return "\n".join([search, *tables, words])
 
 
 def testers() -> str:
@@ -328,8 +329,8 @@ def flips() -> str:
     rows = []
     for name, traits in ROUTINES.items():
         cells = (", ".join(said[x] for x in said if x in each) for each in (traits.d_flips, traits.a_flips))
-        rows.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(["| routine | D in C order | A in C order |", "| --- | --- | --- |", *rows, ""])
+        rows.append([f"`{name}`", *cells])
+    return figures.table(["routine", "D in C order", "A in C order"], rows)
 
 
 GALLERY = (
