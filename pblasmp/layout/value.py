@@ -93,7 +93,7 @@ class Traffic:
             self.node_bytes + self.shared_bytes,
             self.sent_bytes - self.node_bytes,
         )
-        return {link: int(numbers.sum()) for link, numbers in zip(LINKS, found, strict=True)}
+        return {link: _total(numbers) for link, numbers in zip(LINKS, found, strict=True)}
 
     @property
     def imbalance(self) -> float:
@@ -107,7 +107,7 @@ class Traffic:
         return {
             "call": self.call, "algorithm": self.algorithm, "path": self.path, "nranks": self.nranks,
             "ranks_per_node": self.ranks_per_node,
-            "total": {name: int(numbers.sum()) for name, numbers in each.items()},
+            "total": {name: _total(numbers) for name, numbers in each.items()},
             "most": {name: int(numbers.max()) for name, numbers in each.items()},
             "links": self.links, "imbalance": self.imbalance, "collectives": self.collectives,
         }  # fmt: skip
@@ -122,11 +122,16 @@ class Traffic:
             self.call,
             f"  algorithm  {self.algorithm}" + (f": {self.path}" if self.path != self.algorithm else ""),
             f"  ranks      {self.nranks}, {self.ranks_per_node} per node",
-            *(f"  {n:<10} {form(int(x.max()))} at most, {form(int(x.sum()))} in all" for n, x, form in rows),
+            *(f"  {n:<10} {form(int(x.max()))} at most, {form(_total(x))} in all" for n, x, form in rows),
             *(f"  {link.replace('_', ' '):<10} {bytes_text(self.links[link])}" for link in LINKS),
             f"  imbalance  {self.imbalance:.2f}",
         ]
         return "\n".join(lines)
+
+
+def _total(numbers: Numbers) -> int:
+    """Return the sum over the ranks, which may need more than the 64 bits that a rank's number has. Local."""
+    return sum(numbers.tolist())
 
 
 def bytes_text(number: int) -> str:

@@ -156,6 +156,13 @@ def test_a_million_rows():
     assert panels.memory_bytes.max() < slabs.memory_bytes.max() / 10
 
 
+def test_sums_over_the_ranks_beyond_64_bits():
+    p = pb.MatmulProblem.gemm(3 * 10**6, 3 * 10**6, 3 * 10**6, "4x4", 750_000)
+    counts = p.traffic("gathered")
+    assert counts.to_dict()["total"]["flops"] == p.flops > 2**63
+    assert "-" not in next(line for line in str(counts).splitlines() if "flops" in line)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
