@@ -373,7 +373,7 @@ class RingSum(ParallelProduct):
             part = self._operations.scratch("piece", target.shape, target.dtype)
             self.part(operands, x, part)
             target += part
-        else:
+        elif self.options.alpha != 0:
             self._operations.gemm(
                 self.options.alpha, self._tokens(x), operands.b, 1, target, self.options.compute
             )
