@@ -75,6 +75,9 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 DTYPES: dict[str, np.dtype] = {n: row.dtype for n, row in ELEMENT_TYPES.items() if row.dtype.itemsize > 1}
 """The element types of every routine, by name."""
 
+BLAS_TYPES: tuple[str, ...] = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
+"""The names of the element types that BLAS and LAPACK have."""
+
 FLOAT8: dict[str, np.dtype] = {n: row.dtype for n, row in ELEMENT_TYPES.items() if row.dtype.itemsize == 1}
 """The element types of products with scales, by name."""
 

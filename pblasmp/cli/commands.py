@@ -458,6 +458,12 @@ def plan(
         raise click.UsageError("--model and --tokens go together, without sizes and files")
     if ranks is not None and span is not None:
         raise click.UsageError("--nodes determines the ranks: leave --ranks out")
+    if model is not None and (ranks is not None or span is not None):
+        raise click.UsageError(
+            "--model is planned for 1, 2, 4, … ranks of a node: leave --ranks and --nodes out"
+        )
+    if len(what) == 1 and (ranks is not None or span is not None or dtype is not None):
+        raise click.UsageError("the file determines ranks and types: leave --ranks, --nodes and --dtype out")
     if dry_run and (model is not None or span is not None or factored):
         raise click.UsageError("--dry-run is for one product: leave factorizations, --model and --nodes out")
     if model is not None and tokens is not None:

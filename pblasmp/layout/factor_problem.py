@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..dtypes import BLAS_TYPES
 from ..errors import ArgumentError, ArgumentTypeError, counted, short_repr
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, integer, one_of
@@ -143,6 +144,8 @@ class FactorProblem(Problem):
     def faults(self, result: str = "d") -> list[str]:  # noqa: ARG002
         """Return what makes no sense, in words. Local."""
         found: list[str] = []
+        if self.a.dtype.name not in BLAS_TYPES:
+            found.append(f"a: dtype is {self.a.dtype.name}, expected one of {', '.join(BLAS_TYPES)}")
         rows, cols = self.a.shape
         solves_square = self.routine == "lu" and self.d is not None
         if (

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import ELEMENT_TYPES, plain
+from ..dtypes import BLAS_TYPES, plain
 from ..engines.direct import Asked
 from ..engines.product import Found, Product
 from ..engines.request import Operands, Options, Task
@@ -51,7 +51,6 @@ _RECTANGULAR = Sizes({"a": "m n", "d": "m n"})
 _SQUARE = Sizes({"a": "n n", "d": "n n"})
 _SOLVED = Sizes({"a": "n n", "b": "n r", "d": "n r"})
 _REFLECTED = Sizes({"a": "n k", "b": "n r", "d": "n r"})
-_TYPES = tuple(name for name, row in ELEMENT_TYPES.items() if row.blas)
 
 
 class Roles(NamedTuple):
@@ -327,8 +326,8 @@ class FactorizationCall(UserCall[T]):
     def check_matrix(self, name: str, *, square: bool = True) -> None:
         """Note that the matrix is not square, or has no type that LAPACK has."""
         x = self[name]
-        if x.dtype.name not in _TYPES:
-            self.fault(f"{name}: expected one of {', '.join(_TYPES)}, got {x.dtype.name}")
+        if x.dtype.name not in BLAS_TYPES:
+            self.fault(f"{name}: expected one of {', '.join(BLAS_TYPES)}, got {x.dtype.name}")
         if square and x.shape[0] != x.shape[1]:
             self.fault(f"{name}: expected a square matrix, got {x.shape[0]} x {x.shape[1]}")
 

@@ -84,6 +84,10 @@ def test_factorizations(problem):
             {"d": matrix(9, 2, dtype="float32"), "b": matrix(7, 2)},
             ["b: expected 9 rows", "d: dtype is float32"],
         ),
+        (
+            dict.fromkeys("ad", matrix(9, 9, dtype="float16")) | {"b": matrix(9, 9, dtype="float16")},
+            ["a: dtype is float16, expected one of float64, float32, complex128, complex64"],
+        ),
         ({"a": matrix(9, 8)}, ["a: expected a square matrix", "d: expected 8 x 2"]),
     ],
 )
