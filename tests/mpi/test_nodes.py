@@ -28,7 +28,7 @@ from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
-from tests.helpers.tensor_cases import FORMS, Case, sizes
+from tests.helpers.tensor_cases import FORMS, Case, other_split, shard, sizes
 
 pytestmark = starts_ranks
 
@@ -273,22 +273,30 @@ def volumes(comm, nodes):
 
 
 def results_of_nodes(comm, nodes):
-    """By "pull" each element of a result, or of a sum in the type in which it is added, crosses to a node once."""
+    """Each element of X, of a result, or of a sum in the type in which it is added, crosses to a node once."""
     rng = np.random.default_rng(15)
     mine = next(ranks for ranks in nodes if comm.rank in ranks)
     with pb.Context(comm, engine="host") as ctx:
         carrier = ctx.engine.transport.comm
-        for form, dtype, size in itertools.product(
-            ("matmul_reduce_scatter", "matmul_allgather"), ("float64", "bfloat16"), sizes(comm)
-        ):
-            case, (tokens, outputs, _) = Case(rng, comm, form, dtype, *size), size
+        ways = [(form, shard, {"algo": "pull"}) for form in FORMS if form != "matmul_allreduce"]
+        if comm.size > len(nodes):  # then "auto" takes it where slabs cannot be taken
+            ways.append(("allgather_matmul", shard, {"return_gathered": True}))
+            ways += [(form, other_split, {}) for form in FORMS if form != "matmul_allreduce"]
+        for (form, split, how), dtype, size in itertools.product(ways, ("float64", "bfloat16"), sizes(comm)):
+            (tokens, outputs, inputs), about = size, f"{form} {split.__name__} {how}"
+            case = Case(rng, comm, form, dtype, *size, split=split)
             with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
-                found = case(ctx, algo="pull")
-            check_array(found, case.expected(), f"{form} {dtype} {size}")
+                found = case(ctx, **how)
+            if "return_gathered" in how:
+                found, gathered = found
+                check_array(gathered, case.x, f"X of {about} {dtype} {size}")
+            check_array(found, case.expected(), f"{about} {dtype} {size}")
             sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
             everyones = sum(map(sum, comm.allgather(sent)))
             item = 8 if dtype == "float64" else 4 if form == "matmul_reduce_scatter" else 2
-            assert everyones == tokens * outputs * item * (len(nodes) - 1), f"{form} {dtype} {size}"
+            elements = tokens * (inputs if form == "allgather_matmul" else outputs)
+            most = elements * item * (len(nodes) - 1)  # slabs of no inputs are not sent
+            assert everyones <= most if inputs == 0 else everyones == most, f"{about} {dtype} {size}"
             assert len(sent) == len(send.mock_calls), "within a node there are no messages"
         case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
         found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)

@@ -46,6 +46,8 @@ NUMBERS = [
     (FACTORIZATIONS, "engines.host.host_operations._LARGE_WIDTH", str, "on of {}. On one node"),
     (FACTORIZATIONS, "engines.host.host_operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     (FACTORIZATIONS, "engines.dense.panel_shape._WIDE", str, "at least {} columns"),
+    (FACTORIZATIONS, "engines.dense.panel_shape._BULKY", "{:,}".format, "From an order of {} on, ways in"),
+    (FACTORIZATIONS, "engines.dense.panel_shape._MOST", str, "more than {} times the volume by the model"),
     (FACTORIZATIONS, "engines.dense.panel_shape.ROUNDS", str, "each rank has {} such blocks"),
     (
         FACTORIZATIONS, "engines.gpu.factor_operations.GpuFactorOperations.shared_width", str,

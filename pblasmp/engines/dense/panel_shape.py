@@ -17,6 +17,11 @@ _WIDE = 512  # columns: updates with such panels are nearly as fast as with wide
 ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _UNLIKE = 3  # times: blocks are used as panels between nodes up to this ratio to their usual width
 _NARROW = 128  # columns: blocks from this width on, too; updates with them are not much slower
+_BULKY = (
+    40_000  # order from which on no rank gets much more than in two dimensions, however often ranks wait then
+)
+_MOST = 1.15  # times as much, counted by the model, which is right within 5 %
+_NARROWER = 64  # columns: blocks from this width on are used then
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
 _FEW, _FEW_OF_GPUS = 0.25, 2  # right-hand sides are few up to so many times a panel's width
@@ -159,16 +164,21 @@ def _shape_on_nodes(
     lower, upper = (max(1, m * least - least**2 // 2) for m in d.shape)
     node_of = {rank: i for i, node in enumerate(nodes) for rank in node}
 
-    def travels(line: Sequence[int]) -> float:
+    def travels(line: Sequence[int], between: int) -> float:
         """Return which part of an array is got by each of some ranks, if one of them has it; more between nodes."""
         others = len({node_of[rank] for rank in line}) - 1
-        return (len(line) - 1 + _BETWEEN * others) / len(line)
+        return (len(line) - 1 + between * others) / len(line)
 
-    def cost(made: PanelShape) -> float:
-        """Return how much a rank gets: of L along its row, and down its column of U, panels, and exchanged rows.
+    def needed(made: PanelShape, grid: Grid) -> tuple[float, float]:
+        """Return how much a rank multiplies by: of L, and of U, also of what else travels down its column."""
+        above, below = _largest_share(made, cols, grid.npcol), _largest_share(made, rows, grid.nprow)
+        beside = upper * above if routine in ("qr", "lstsq") else 2 * rows * cols * below * above
+        return lower * below, upper * above + beside * travel
 
-        Also of the matrix if it is moved, there and back. How often it waits for its column counts as what it could get
-        meanwhile.
+    def got(made: PanelShape, between: int = 0) -> float:
+        """Return how much a rank gets, along its row and down its column, and of the matrix if that is moved.
+
+        What comes from another node counts ``between`` times more.
         """
         moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
         grid = made.grid or Grid(1, size)
@@ -177,28 +187,41 @@ def _shape_on_nodes(
             [grid.rank(p, 0) for p in range(grid.nprow)],
         )
         if made.grid is None:
-            return (lower + moved) * travels(across)
-        above, below = _largest_share(made, cols, grid.npcol), _largest_share(made, rows, grid.nprow)
-        beside, panels, waits = 0.0, 0.0, 2
-        if routine not in ("cholesky", "triangular"):
-            waits = 4
-            beside = upper * above if routine in ("qr", "lstsq") else 2 * rows * cols * below * above
-            panels = 2 * lower * _largest_share(made, least, size)
-        column = (upper * above + beside + panels) * travels(down)
-        column += waits * made.steps * wait * (grid.nprow > 1)
-        return lower * below * travels(across) + column + moved * travels(range(size))
+            return (lower + moved) * travels(across, between)
+        along, column = needed(made, grid)
+        column += 2 * lower * _largest_share(made, least, size) * travel
+        arrives = along * travels(across, between) + column * travels(down, between)
+        return arrives + moved * travels(range(size), between)
 
-    shapes = []
-    for down in range(1, size + 1):
-        if size % down == 0:
-            grids = (Grid(down, size // down, order) for order in ("row", "col"))
-            shapes += [PanelShape(rows, cols, usual, size, grid=grid) for grid in grids]
-    best = min(shapes, key=cost)
-    if d.grid.size == size and min(_NARROW, usual / _UNLIKE) <= d.block[1] <= _UNLIKE * usual:
-        own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
-        if d.same_places(own.described(d.dtype)) and cost(own) <= _WORTH * cost(best):
-            best = own
-    return whole if whole is not None and cost(whole) <= cost(best) else best
+    def cost(made: PanelShape) -> float:
+        """Return how much a rank gets. How often it waits for its column counts as what it could get meanwhile."""
+        waits = 0 if made.grid is None or made.grid.nprow == 1 else 4 if travel else 2
+        return got(made, _BETWEEN) + waits * made.steps * wait
+
+    travel = routine not in ("cholesky", "triangular")  # panels do, down their column and back
+    bulky, narrow, widths = least >= _BULKY, _NARROW, [usual]
+    if bulky:
+        narrow = _NARROWER
+        widths += [w for w in (usual * i // 16 for i in (12, 8, 6, 4, 3, 2)) if w >= _NARROW]
+    grids = [
+        Grid(down, size // down, order)
+        for down in range(1, size + 1)
+        for order in ("row", "col")
+        if size % down == 0
+    ]
+    shapes = [PanelShape(rows, cols, width, size, grid=grid) for width in widths for grid in grids]
+    blocks = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
+    stays = d.grid.size == size and min(narrow, usual / _UNLIKE) <= blocks.width <= _UNLIKE * usual
+    own = [blocks] if stays and d.same_places(blocks.described(d.dtype)) else []
+    wholes = [] if whole is None else [whole]
+    if bulky:
+        every = [*shapes, *own, *wholes]
+        most = max(_MOST * sum(needed(blocks, d.grid)), min(map(got, every)))
+        shapes, own, wholes = ([each for each in kind if got(each) <= most] for kind in (shapes, own, wholes))
+    best = min(shapes or own or wholes, key=cost)
+    if own and cost(own[0]) <= _WORTH * cost(best):
+        best = own[0]
+    return min([*wholes, best], key=cost)
 
 
 def _largest_share(made: PanelShape, n: int, ranks: int) -> float:

@@ -176,6 +176,20 @@ def _exchange_parts(of: ParallelProduct, mine: Array, theirs: Any) -> Transfer:
     )
 
 
+def _counterparts(of: ParallelProduct) -> tuple[list[int], list[int]]:
+    """Return the ranks of other nodes that get this rank's part for their node, and those whose parts it gets."""
+    partners = Partners(of.rank, of._transport.nodes)
+    return [rank for _, rank in partners.letters], [rank for _, rank in partners.boxes]
+
+
+def _send_to_nodes(of: NodesInput | NodesOutput, parts: Any) -> None:
+    """Send ``parts(rank)`` of this rank to each other node once, and receive others' for this one, in shared memory."""
+    of._transport.start(
+        [each for to in of._to for each in _some(parts(of.rank), to)],
+        [each for source in of._of for each in _some(parts(source), source)],
+    ).finish()
+
+
 def _turns(of: ParallelProduct) -> list[tuple[int, int]]:
     """Return the pairs of ranks to send to and to receive from, in an order that spreads the receivers."""
     return list(zip(of.peers, reversed(of.peers), strict=True))
@@ -282,9 +296,8 @@ class NodesSum(ParallelProduct):
 
     def _prepare(self) -> None:
         p, nodes = self.p, self._transport.nodes
-        partners = Partners(self.rank, nodes)
-        self._here = nodes[partners.node]
-        self._to, self._of = ([rank for _, rank in some] for some in (partners.boxes, partners.letters))
+        self._here = next(ranks for ranks in nodes if self.rank in ranks)
+        self._of, self._to = _counterparts(self)
         outputs, mine = p.outputs[0], p.rows[self.rank]
         self.shared["parts"] = Memory(self.travels, [(p.tokens[0], outputs)] * max(map(len, nodes)))
         self.own["outgoing"] = Memory(self.travels, [(sum(p.rows[rank] for rank in self._to), outputs)])
@@ -330,6 +343,25 @@ class SharedInput(ParallelProduct):
         if operands.gathered is not None:
             operands.gathered[...] = everything
         self.whole(operands, everything, operands.c, operands.d)
+
+
+class NodesInput(SharedInput):
+    """The same between nodes, each of which gets the tokens of each rank of the others once."""
+
+    path = "every rank's part of X sent to each node once, to memory that its ranks share, then one product"
+
+    def _prepare(self) -> None:
+        p = self.p
+        self.shared["x"] = Memory(p.dtype, [(sum(p.tokens), p.inputs[0])])
+        self._to, self._of = _counterparts(self)
+        self.copied_bytes = p.tokens[self.rank] * p.inputs[0] * p.dtype.itemsize
+        self.sent_bytes = self.copied_bytes * len(self._to)
+
+    def meet(self) -> None:
+        """Wait until all tokens are here. Collective over the ranks."""
+        everything, parts = self.everyones("x")[self.rank], self.p.slices("tokens")
+        _send_to_nodes(self, lambda rank: everything[parts[rank]])
+        super().meet()
 
 
 class RingSum(ParallelProduct):
@@ -410,18 +442,14 @@ class NodesOutput(_SharedOutput):
 
     def _prepare(self) -> None:
         super()._prepare()
-        partners = Partners(self.rank, self._transport.nodes)
-        self._to, self._of = ([rank for _, rank in some] for some in (partners.letters, partners.boxes))
         p = self.p
+        self._to, self._of = _counterparts(self)
         self.sent_bytes = p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * len(self._to)
 
     def meet(self) -> None:
         """Wait until all columns are here. Collective over the ranks."""
         panels = self.everyones("panels")
-        self._transport.start(
-            [each for to in self._to for each in _some(panels[self.rank], to)],
-            [each for source in self._of for each in _some(panels[source], source)],
-        ).finish()
+        _send_to_nodes(self, lambda rank: panels[rank])
         super().meet()
 
 
@@ -429,6 +457,9 @@ class NodesOutput(_SharedOutput):
 
 
 _ALONE = 9.0  # one rank has nothing to share
+_AFTER_SLABS = (
+    2.5  # slabs that a node shares, if the parts are equal, come to it once, too; all others come more often
+)
 _WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum from which on "ring" is the fastest
 
 
@@ -471,13 +502,17 @@ class SharedMemoryMethod(TensorMethod):
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         """Return for "ring" less than for the others if a rank adds many bytes. Local.
 
-        Between nodes, less than the cost of slabs if nodes, of several ranks, receive less.
+        Between nodes of several ranks, less than the cost of slabs that nodes share if these receive less, or else less
+        than that of everything that comes to each rank.
         """
         if problem.size == 1:
             return _ALONE
         if (count := len(engine.transport.nodes)) > 1:
-            less = not problem.sums or _sums_are_less(problem, count, 1)
-            return 1.8 if problem.size > count and less else 5.5
+            if problem.size == count:
+                return 5.5
+            if problem.sums:
+                return 1.8 if _sums_are_less(problem, count, 1) else _AFTER_SLABS
+            return _AFTER_SLABS if problem.gathers and not problem.return_gathered else 1.8
         if self.name != "ring":
             return 1.5
         tokens, outputs, _ = problem.sizes
@@ -495,7 +530,7 @@ class SharedMemoryMethod(TensorMethod):
 METHODS = (
     SharedMemoryMethod(
         "pull",
-        {"matmul_reduce_scatter": NodesSum, "matmul_allgather": NodesOutput},
+        {"allgather_matmul": NodesInput, "matmul_reduce_scatter": NodesSum, "matmul_allgather": NodesOutput},
         allgather_matmul=SharedInput,
         matmul_reduce_scatter=_SharedSum,
         matmul_allgather=_SharedOutput,
