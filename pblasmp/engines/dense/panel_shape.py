@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ _BULKY = (
     40_000  # order from which on no rank gets much more than in two dimensions, however often ranks wait then
 )
 _MOST = 1.15  # times as much, counted by the model, which is right within 5 %
-_NARROWER = 64  # columns: blocks from this width on are used then
+_NARROWER = 64  # columns: blocks from this width on are used then, if to move the matrix would be too much
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough
 _WORTH = 1.7  # a matrix is moved to another grid if that saves two fifths: the model is no better than that
 _FEW, _FEW_OF_GPUS = 0.25, 2  # right-hand sides are few up to so many times a panel's width
@@ -164,10 +164,10 @@ def _shape_on_nodes(
     lower, upper = (max(1, m * least - least**2 // 2) for m in d.shape)
     node_of = {rank: i for i, node in enumerate(nodes) for rank in node}
 
-    def travels(line: Sequence[int], between: int) -> float:
+    def travels(line: Sequence[int]) -> float:
         """Return which part of an array is got by each of some ranks, if one of them has it; more between nodes."""
         others = len({node_of[rank] for rank in line}) - 1
-        return (len(line) - 1 + between * others) / len(line)
+        return (len(line) - 1 + _BETWEEN * others) / len(line)
 
     def needed(made: PanelShape, grid: Grid) -> tuple[float, float]:
         """Return how much a rank multiplies by: of L, and of U, also of what else travels down its column."""
@@ -175,11 +175,9 @@ def _shape_on_nodes(
         beside = upper * above if routine in ("qr", "lstsq") else 2 * rows * cols * below * above
         return lower * below, upper * above + beside * travel
 
-    def got(made: PanelShape, between: int = 0) -> float:
-        """Return how much a rank gets, along its row and down its column, and of the matrix if that is moved.
-
-        What comes from another node counts ``between`` times more.
-        """
+    @cache
+    def got(made: PanelShape) -> float:
+        """Return how much a rank gets, along its row and down its column, and of the matrix if that is moved."""
         moved = 0 if d.same_places(made.described(d.dtype)) else 2 * rows * cols / size
         grid = made.grid or Grid(1, size)
         across, down = (
@@ -187,40 +185,40 @@ def _shape_on_nodes(
             [grid.rank(p, 0) for p in range(grid.nprow)],
         )
         if made.grid is None:
-            return (lower + moved) * travels(across, between)
+            return (lower + moved) * travels(across)
         along, column = needed(made, grid)
         column += 2 * lower * _largest_share(made, least, size) * travel
-        arrives = along * travels(across, between) + column * travels(down, between)
-        return arrives + moved * travels(range(size), between)
+        return along * travels(across) + column * travels(down) + moved * travels(range(size))
 
     def cost(made: PanelShape) -> float:
         """Return how much a rank gets. How often it waits for its column counts as what it could get meanwhile."""
         waits = 0 if made.grid is None or made.grid.nprow == 1 else 4 if travel else 2
-        return got(made, _BETWEEN) + waits * made.steps * wait
+        return got(made) + waits * made.steps * wait
 
     travel = routine not in ("cholesky", "triangular")  # panels do, down their column and back
-    bulky, narrow, widths = least >= _BULKY, _NARROW, [usual]
-    if bulky:
-        narrow = _NARROWER
+    widths = [usual]
+    if least >= _BULKY:
         widths += [w for w in (usual * i // 16 for i in (12, 8, 6, 4, 3, 2)) if w >= _NARROW]
-    grids = [
-        Grid(down, size // down, order)
-        for down in range(1, size + 1)
-        for order in ("row", "col")
-        if size % down == 0
-    ]
-    shapes = [PanelShape(rows, cols, width, size, grid=grid) for width in widths for grid in grids]
-    blocks = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
-    stays = d.grid.size == size and min(narrow, usual / _UNLIKE) <= blocks.width <= _UNLIKE * usual
-    own = [blocks] if stays and d.same_places(blocks.described(d.dtype)) else []
+    shapes = []
+    for down in range(1, size + 1):
+        if size % down == 0:
+            grids = (Grid(down, size // down, order) for order in ("row", "col"))
+            shapes += [PanelShape(rows, cols, w, size, grid=grid) for grid in grids for w in widths]
+    own = PanelShape(rows, cols, d.block[1], size, grid=d.grid)
+    stays = d.grid.size == size and own.width <= _UNLIKE * usual and d.same_places(own.described(d.dtype))
+    fits = stays and own.width >= min(_NARROW, usual / _UNLIKE)
     wholes = [] if whole is None else [whole]
-    if bulky:
-        every = [*shapes, *own, *wholes]
-        most = max(_MOST * sum(needed(blocks, d.grid)), min(map(got, every)))
-        shapes, own, wholes = ([each for each in kind if got(each) <= most] for kind in (shapes, own, wholes))
-    best = min(shapes or own or wholes, key=cost)
-    if own and cost(own[0]) <= _WORTH * cost(best):
-        best = own[0]
+    if least >= _BULKY:
+        narrow = [own] if stays and own.width >= _NARROWER else []
+        least_got = min(map(got, (*shapes, *narrow, *wholes)))
+        most = _MOST * max((1 + _BETWEEN) * sum(needed(own, d.grid)), least_got)
+        shapes, narrow, wholes = (
+            [each for each in kind if got(each) <= most] for kind in (shapes, narrow, wholes)
+        )
+        shapes, fits = shapes or narrow or wholes, fits and own in narrow
+    best = min(shapes, key=cost)
+    if fits and cost(own) <= _WORTH * cost(best):
+        best = own
     return min([*wholes, best], key=cost)
 
 

@@ -54,7 +54,8 @@ class SlabProduct(QueuedProduct):
         self.path = way
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
-        self._coords = d.grid.coords(rank) if rank < d.grid.size else None
+        has_some = rank < d.grid.size and 0 not in d.local_shape(rank)
+        self._coords = d.grid.coords(rank) if has_some else None
         active = any(term.alpha != 0 for term in slabs.terms)
         self._panels = Panels(
             engine,

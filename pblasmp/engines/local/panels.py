@@ -31,18 +31,24 @@ Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
 
 
-@lru_cache(64)
-def needs(grid: Grid, size: int, axis: int) -> Needs:
-    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in a grid, if it has one. Local."""
-    of_process = [(process,) for process in range(grid.shape[axis])]
-    of_rank = (of_process[coords[axis]] for coords in coordinates(grid))
-    return Hashed((*of_rank, *[()] * (size - grid.size)))
+def needs(d: MatrixDescriptor, size: int, axis: int) -> Needs:
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) of D, if it has some of D. Local."""
+    rows, cols = (tuple(map(bool, extent.counts())) for extent in (d.rows, d.cols))
+    return _needs(d.grid, size, axis, rows, cols)
 
 
 @lru_cache(64)
 def everyone(size: int) -> Needs:
     """Return that each of ``size`` ranks multiplies the only slab. Local."""
     return Hashed(((0,),) * size)
+
+
+@lru_cache(64)
+def _needs(grid: Grid, size: int, axis: int, rows: tuple[bool, ...], cols: tuple[bool, ...]) -> Needs:
+    """Return the same, told which process rows and columns have any of D."""
+    of_process = [(process,) for process in range(grid.shape[axis])]
+    of_rank = (of_process[at[axis]] if rows[at[0]] and cols[at[1]] else () for at in coordinates(grid))
+    return Hashed((*of_rank, *[()] * (size - grid.size)))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,35 @@ def test_no_rank_receives_more_than_by_summa(nranks, per_node):
             assert got[rank] <= 8 * summa, (p, rank)
 
 
+def test_each_element_comes_to_a_node_once_if_it_is_multiplied_there():
+    """Of unlike layouts: also to nodes whose ranks have no block of the result, or all of their operands."""
+    rng = np.random.default_rng(66)
+    idle = 0
+    for size, per_node in itertools.product((5, 6, 7, 15), (1, 2, 4)):
+        m, n, k = (int(rng.integers(1, 90)) for _ in range(3))
+        op_a, op_b = rng.choice(["N", "T"], 2)
+        shapes = (m, k)[:: 1 if op_a == "N" else -1], (k, n)[:: 1 if op_b == "N" else -1], (m, n)
+        p = pb.MatmulProblem(*(layout(rng, shape, size) for shape in shapes), op_a=op_a, op_b=op_b)
+        found = p.traffic("shared", nranks=size, ranks_per_node=per_node)
+        for first in range(0, size, per_node):
+            ranks = range(first, min(first + per_node, size))
+            needed = {"a": np.zeros((m, k), bool), "b": np.zeros((k, n), bool)}
+            places = [p.d.global_indices(rank) for rank in ranks if rank < p.d.grid.size]
+            multiplied = [both for both in places if min(map(len, both))]
+            idle += not multiplied
+            for rows, cols in multiplied:
+                needed["a"][rows], needed["b"][:, cols] = True, True
+            for (name, each), op in zip(needed.items(), (op_a, op_b), strict=True):
+                x = getattr(p, name)
+                for rank in ranks:
+                    if rank < x.grid.size:
+                        own = x.global_indices(rank)
+                        each[np.ix_(*(own if op == "N" else own[::-1]))] = False
+            arrives = (found.received_bytes - found.node_received)[ranks].sum()
+            assert arrives == p.a.dtype.itemsize * sum(each.sum() for each in needed.values()), (p, ranks)
+    assert idle
+
+
 @pytest.mark.parametrize("per_node", [None, 1024, 64])
 def test_work_does_not_grow_with_the_ranks_of_a_node(per_node, monkeypatch):
     """By default all ranks are on one node, where each slab is everybody's: once there was a step for each of them."""

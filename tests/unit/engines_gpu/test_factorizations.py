@@ -599,7 +599,7 @@ def test_large_matrices_have_panels_in_two_dimensions_on_more_than_two_hosts(
 @pytest.mark.parametrize(("routine", "hosts", "n", "block", "width"), [
     ("lu", 16, 50_000, 128, 128), ("lu", 64, 50_000, 128, 128), ("lu", 256, 50_000, 256, 256),
     ("cholesky", 64, 12_800, 128, 512), ("cholesky", 64, 12_800, 64, 512),
-    ("cholesky", 64, 50_000, 64, 64), ("cholesky", 256, 50_000, 64, 256), ("lu", 1024, 50_000, 128, 128),
+    ("cholesky", 16, 50_000, 64, 64), ("cholesky", 256, 50_000, 64, 256), ("lu", 1024, 50_000, 128, 128),
 ])  # fmt: skip
 def test_blocks_of_128_are_panels_if_waiting_for_them_costs_little(
     routine: str, hosts: int, n: int, block: int, width: int

@@ -325,10 +325,7 @@ class PushPlan:
         shapes = [p.d.local_shape(rank) if rank < p.d.grid.size else (0, 0) for rank in range(size)]
         slabs: list[Slab] = []
         for axis, (side, dtype, inner) in enumerate(((a, p.a.dtype, of_a), (b, p.b.dtype, of_b))):
-            needed = tuple(
-                need[0] if need and shapes[rank][0] * shapes[rank][1] else None
-                for rank, need in enumerate(needs(p.d.grid, size, axis))
-            )
+            needed = tuple(need[0] if need else None for need in needs(p.d, size, axis))
             # in a batch, the blocks of only one operand differ
             batches = not is_float8(dtype) and not any(slab.in_sections for slab in slabs)
             slabs.append(
