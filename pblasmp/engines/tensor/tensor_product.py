@@ -156,7 +156,6 @@ class TensorProduct(Product, Generic[OperandsT]):
     size: int
     travels: np.dtype
     has_tables = False
-    _that_comes_once: Self | None = None
 
     def _begin(self, p: ParallelProblem, options: Options, rank: int, size: int) -> None:
         self.p, self.options, self.rank, self.size = p, options, rank, size
@@ -173,19 +172,11 @@ class TensorProduct(Product, Generic[OperandsT]):
         self._prepare()
 
     def resized(self, problem: ParallelProblem, *, once: bool = True) -> Self | None:
-        """Return the same product of other sizes, without the other ranks; None if they must be asked. Local.
-
-        One that runs ``once`` does so before the next is asked for, which takes its place.
-        """
-        other = self._that_comes_once if once else None
-        if other is None:
-            other = object.__new__(type(self))
-            other.__dict__.update(self.__dict__, once=once, _that_comes_once=None)
-            other.__dict__.pop("graphs", None)
-            if once:
-                self._that_comes_once = other
-        other.p, other.own, other.shared = problem, {}, {}
-        other.__dict__.pop("added", None)
+        """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=once)
+        for name in ("graphs", "added"):
+            other.__dict__.pop(name, None)
         other._size()
         return other if other.covered else None
 

@@ -332,7 +332,7 @@ def test_tokens_that_come_once_are_multiplied_when_all_have_come(monkeypatch, un
 
 
 def test_what_comes_once_is_prepared_for_its_own_size():
-    """Also if it takes the place of another one: a large one waits for copies on their stream."""
+    """A small one stays on one stream, a large one waits for copies on theirs, and so does what is kept."""
     peers = Peers(2, multiprocessors=1)
     small, tall = (case(peers, "allgather_matmul", extents=extents).p for extents in (SMALL, TALL))
     made, _ = (product(gpu, "push", tall, Options()) for gpu in peers.gpus)
