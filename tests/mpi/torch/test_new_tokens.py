@@ -27,7 +27,7 @@ def tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: t
     if kind == "with gaps":
         return torch.cat([x, x], -1)[..., : shape[-1]]
     if kind == "negated":
-        return torch._neg_view(-x)
+        return torch.complex(torch.zeros_like(x), -x).conj().imag
     return torch.nn.Parameter(x) if kind == "parameter" else x.requires_grad_(kind != "plain")
 
 
