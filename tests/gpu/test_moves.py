@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.gpu import gpu_transport
 from tests.helpers.gpu.host_arrays import check_trip
-from tests.helpers.gpu.moves import grids, one_move, say
+from tests.helpers.gpu.moves import check_move, grids, say
 from tests.helpers.gpu.products import everywhere, failure, integers, place, wrong
 from tests.helpers.slow import thinned
 
@@ -53,7 +53,9 @@ def test_lines_of_processes(ctx, way):
 def test_random_moves_are_right(ctx, way, batch):
     first = 100_000 * ctx.size + batch * BATCH
     wrongs = [
-        fault for seed in range(first, first + BATCH) if (fault := everywhere(ctx, one_move(ctx, seed)[1]))
+        fault
+        for seed in range(first, first + BATCH)
+        if (fault := everywhere(ctx, failure(check_move, ctx, seed)))
     ]
     assert not wrongs, "\n".join(wrongs[:5])
 

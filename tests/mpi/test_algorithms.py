@@ -253,12 +253,12 @@ def test_algorithms_are_told_as_plans_report_them(comm):
                     problem = plan.problem
                 found = pb.algorithms(problem, ctx, algo=algo, **scalars)
                 called = pb.algorithms(function, *args, **how, algo=algo)
-                same = said_alike(found, reported) and said_alike(called, reported)
-                taken = [n for n, v in found.items() if v.taken]
-                wrong = None if same and len(taken) == 1 and found[taken[0]] else f"{found}, {reported}"
-                if algo != "auto" and taken != [algo]:
-                    wrong = f"{taken} are taken"
-                assert not wrong, f"{name} {algo}"
+                case, taken = f"{name} {algo}: {found}, {reported}", [n for n, v in found.items() if v.taken]
+                assert said_alike(found, reported), case
+                assert said_alike(called, reported), case
+                assert len(taken) == 1, case
+                assert found[taken[0]], case
+                assert algo in ("auto", taken[0]), case
         d = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid.squarest(ctx.size))
         elsewhere = replace(d, block=(5, 4))
         a, c = ctx.zeros(d), ctx.zeros(elsewhere)

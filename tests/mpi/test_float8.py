@@ -92,8 +92,7 @@ def test_each_run_reads_the_scales(comm):
             for value in (1.0, 0.5, 4.0):
                 unit[0] = value
                 d = plan()
-                wrong = None if (d.local == ml_dtypes.bfloat16(value * p.k)).all() else f"{d.local}"
-                assert not wrong, f"{value}"
+                assert (d.local == ml_dtypes.bfloat16(value * p.k)).all(), f"{value}: {d.local}"
                 assert d.dtype == ml_dtypes.bfloat16, f"{value}"
 
 

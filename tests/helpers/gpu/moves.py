@@ -19,7 +19,7 @@ from tests.helpers.calls import Operand, draw_place, side_by_side
 from tests.helpers.cases import pick
 
 from .jobs import TURNS, Job
-from .products import integers, part_of, turned, unequal, wrong_part
+from .products import check_part, integers, part_of, turned, unequal
 
 AROUND = 7  # the values outside of a triangle that is written
 
@@ -100,22 +100,27 @@ def move_job(ctx: pb.Context, rng: random.Random) -> Job:
     )  # fmt: skip
 
 
-def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
-    """Move a random matrix, twice; return the way taken and what is wrong on this rank."""
+def check_move(ctx: pb.Context, seed: int) -> str:
+    """Move a random matrix, twice; fail, at the end, if this rank has anything wrong; return the way. Collective."""
     drawn = random_move(ctx, np.random.default_rng(seed))
     say(ctx, f"{seed} {drawn}")
     x, to, (uplo, diag) = drawn.source.matrix, drawn.target.matrix, drawn.part
     part = Trapezoid.of_shape(x.shape, uplo, diag) if uplo else None
     move = ctx.engine.prepare_move(x.descriptor, to.descriptor, (x.local, to.local), part)
-    fault = ""
+    results = []
     for values in drawn.values:
         mine = part_of(ctx, values, x.descriptor)
         if mine is not None:
             ctx.engine.from_host(x.local, mine.astype(x.dtype))
         move.run(Operands(x.local, None, None, to.local))
         mine = part_of(ctx, np.where(drawn.written, values, AROUND), to.descriptor)
-        fault = fault or ("" if mine is None else wrong_part(ctx, to, mine))
+        results.append((ctx.engine.to_host(to.local), mine))
     path = move.path
     move.close()
-    fault = fault or drawn.target.around() or ""
-    return path, f"seed {seed}, {path}: {fault}: {drawn}" if fault else ""
+    case = f"seed {seed}, {path}: {drawn}"
+    for found, mine in results:
+        if mine is not None:
+            check_part(found, mine, to.dtype, case)
+    around = drawn.target.around()
+    assert not around, f"{case}: {around}"
+    return path

@@ -215,22 +215,18 @@ def test_errors(how, words):
         p.traffic("fastest")
 
 
-def unlike_each(problem, monkeypatch, *args, **how):
-    """What differs if each rank is counted by itself; and how many were counted."""
+def check_classes(problem, monkeypatch, *args, **how):
+    """Fail if anything differs where each rank is counted by itself; return how many were counted."""
     found = problem.traffic(*args, **how)
     with monkeypatch.context() as patch:
         patch.setattr(traffic, "classes", lambda _, ranks, *args: np.arange(ranks.size))
         expected = problem.traffic(*args, **how)
-    wrong = [
-        each.name
-        for each in fields(found)
-        if isinstance(getattr(found, each.name), np.ndarray)
-        and each.name != "like"
-        and not np.array_equal(getattr(found, each.name), getattr(expected, each.name))
-    ]
-    if [found.shapes[i] for i in found.like] != expected.shapes:
-        wrong.append("shapes")
-    return wrong, len(found.shapes)
+    case = f"{problem}, {args}, {how}"
+    for name in (each.name for each in fields(found) if each.name != "like"):
+        if isinstance(getattr(found, name), np.ndarray):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), f"{name} of {case}"
+    assert [found.shapes[i] for i in found.like] == expected.shapes, case
+    return len(found.shapes)
 
 
 def test_routines_by_classes(monkeypatch):
@@ -249,10 +245,8 @@ def test_routines_by_classes(monkeypatch):
         p = pb.Level3Problem(name, **of, **flags)
         algorithms = ["auto"] if p.traits.shape == "added" else ["shared", "gathered", "panels"]
         per_node = int(rng.integers(1, size + 1))
-        wrong, classes = unlike_each(
-            p, monkeypatch, pick(rng, algorithms), nranks=size, ranks_per_node=per_node
-        )
-        assert not wrong, (p, per_node)
+        how = {"nranks": size, "ranks_per_node": per_node}
+        classes = check_classes(p, monkeypatch, pick(rng, algorithms), **how)
         counted, ranks = counted + classes, ranks + size
     assert counted < ranks
 

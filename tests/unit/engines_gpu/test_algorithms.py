@@ -40,7 +40,7 @@ from tests.helpers.gpu.algorithms import (
     small_panels,
 )
 from tests.helpers.gpu.calls import algorithms, check_random_call
-from tests.helpers.gpu.moves import one_move
+from tests.helpers.gpu.moves import check_move
 from tests.helpers.gpu.multiply import check_product
 from tests.helpers.inside import RUNS, votes
 from tests.helpers.machine import Multiplying, Witness, context, machine
@@ -177,9 +177,7 @@ def test_moves_by_messages(comm: Any, path: str, count: int, reach: bool) -> Non
             patch.setattr(ctx.engine.session, "gpu", gpu)
         ways = set()
         for seed in range(count):
-            way, fault = one_move(ctx, seed)
-            ways.add(way.removesuffix(", converting 8-bit floats"))
-            assert not fault, f"seed {seed}"
+            ways.add(check_move(ctx, seed).removesuffix(", converting 8-bit floats"))
         expected = {"by copy engines" if reach else "by NCCL"} if ctx.size > 1 else set()
         assert ways == expected | {"by a local copy"}, "ways"
         assert gpu is None or gpu.moves, "kernels"
