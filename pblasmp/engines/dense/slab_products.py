@@ -21,9 +21,8 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.finish import Finish, number
-from ..local.panels import FOLLOWS, Operand, Panels, memory_refusal
+from ..local.panels import Operand, Panels, SlabsMethod
 from ..local.slab_terms import Gemm, Slabs, matmul_slabs, routine_slabs, whole
-from ..method import ArrayMethod
 from ..protocol import Engine
 from ..request import AnyProblem, Operands, Options, Problem
 
@@ -169,20 +168,8 @@ class SlabProduct(QueuedProduct):
 # -- the rows of the registry
 
 
-_LONG_PANELS = 2.9  # the cost of panels of a long k
-
-
-class SlabMethod(ArrayMethod):
-    """Products of slabs of the operands.
-
-    Args:
-        name: which ranks share slabs, "shared" or "gathered"; or "panels", those of panels of k.
-        cost: each way is slower than the one before by about a copy of the operands.
-    """
-
-    def __init__(self, name: str, cost: float) -> None:
-        self.name, self._cost = name, cost
-        self.least = min(cost, _LONG_PANELS)
+class ProductMethod(SlabsMethod):
+    """Products of slabs of the operands."""
 
     def serves(self, problem: AnyProblem) -> bool:
         if isinstance(problem, Level3Problem):
@@ -196,25 +183,15 @@ class SlabMethod(ArrayMethod):
     def view(self, problem: AnyProblem) -> AnyProblem | str:
         return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
-    def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
-        why = super().refusal(engine, problem, options, operands)
-        if why:
-            return why
+    def needs(self, engine: Engine, problem: Any, options: Options) -> tuple[Sequence[Operand], int, int]:
+        slabs = _slabs(engine, problem, options)
+        return slabs.operands, slabs.k, 0
 
-        def needs() -> tuple[Sequence[Operand], int]:
-            slabs = _slabs(engine, problem, options)
-            return slabs.operands, slabs.k
-
-        return memory_refusal(engine, self.name, needs, options)
-
-    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
-        """Return for panels a little less than gathering costs if most of a long k arrives after a first panel."""
-        triangle = isinstance(problem, Level3Problem) and (
+    def overlaps(self, engine: Engine, problem: Any) -> bool:
+        """Return whether a triangle is read or written. Local."""
+        return isinstance(problem, Level3Problem) and (
             problem.traits.shape == "updated" or problem.traits.triangular
         )
-        if self.name == "panels" and triangle and 0 < FOLLOWS * engine.operations.lead <= problem.k:
-            return _LONG_PANELS
-        return self._cost
 
     def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
         finish = None
@@ -230,4 +207,4 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
     return routine_slabs(problem, options.alpha, engine)
 
 
-METHODS = (SlabMethod("shared", 2.0), SlabMethod("gathered", 3.0), SlabMethod("panels", 4.0))
+METHODS = (ProductMethod("shared", 2.0), ProductMethod("gathered", 3.0), ProductMethod("panels", 4.0))

@@ -21,9 +21,8 @@ from ...layout import Level3Problem
 from ...layout.axis import Axis
 from ..arrays import same_memory
 from ..composite import QueuedProduct
-from ..local.panels import FOLLOWS, Arrived, Operand, Panels, domain_of, domains, everyone, memory_refusal
+from ..local.panels import Arrived, Operand, Panels, SlabsMethod, domain_of, domains, everyone
 from ..local.slab_terms import THIN, triangle_of
-from ..method import ArrayMethod
 from ..protocol import Engine, Transfer
 from ..request import AnyProblem, Operands, Options
 
@@ -250,34 +249,19 @@ def _target(p: Level3Problem) -> Side:
     return Side.of(p.d).T if p.side == "R" else Side.of(p.d)
 
 
-class SolveMethod(ArrayMethod):
-    """Solves by slabs of A.
-
-    Args:
-        name: which ranks share slabs, or "panels".
-        cost: relative.
-    """
-
-    def __init__(self, name: str, cost: float) -> None:
-        self.name, self._cost = name, cost
+class SolveMethod(SlabsMethod):
+    """Solves by slabs of A."""
 
     def serves(self, problem: AnyProblem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
 
-    def refusal(
-        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
-    ) -> str:
-        why = super().refusal(engine, problem, options, operands)
-        if why:
-            return why
-        extra = _slab_bytes(problem, engine.transport.size)
-        needs = lambda: ([_triangle(problem, engine)], problem.k)  # noqa: E731
-        return memory_refusal(engine, self.name, needs, options, extra)
+    def needs(
+        self, engine: Engine, problem: Level3Problem, options: Options
+    ) -> tuple[Sequence[Operand], int, int]:
+        return [_triangle(problem, engine)], problem.k, _slab_bytes(problem, engine.transport.size)
 
-    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        """Return less than gathering costs if most of A arrives while the first equations are solved."""
-        arrives = self.name == "panels" and engine.traits.queues
-        return 2.9 if arrives and 0 < FOLLOWS * engine.operations.lead <= problem.k else self._cost
+    def overlaps(self, engine: Engine, problem: Level3Problem) -> bool:
+        return engine.traits.queues
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

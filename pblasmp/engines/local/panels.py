@@ -24,8 +24,9 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
 from ...layout.caches import Hashed
 from ...layout.grid import coordinates
+from ..method import ArrayMethod
 from ..protocol import Engine, Transfer
-from ..request import Options
+from ..request import Operands, Options
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
@@ -219,7 +220,7 @@ class Staging:
 Arrived = list[Array | dict[int, Array]]
 """A panel of each operand: its slabs by process, or this rank's own array."""
 
-FOLLOWS = 4  # use a short first panel only if k is at least so many times as long
+_FOLLOWS = 4  # use a short first panel only if k is at least so many times as long
 
 
 def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
@@ -240,7 +241,7 @@ def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[t
     Nothing is multiplied while the first one arrives: it has ``lead`` indices, if that is given and many more follow.
     Each later one has up to twice as many as the one that is multiplied while it arrives.
     """
-    panels, at, wide = [], 0, lead if 0 < FOLLOWS * lead <= k else width
+    panels, at, wide = [], 0, lead if 0 < _FOLLOWS * lead <= k else width
     while at < k:
         stop = min(at + wide, k)
         if 2 * (k - stop) < wide and k - at <= width:
@@ -250,44 +251,58 @@ def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[t
     return [(k - stop, k - start) for start, stop in panels] if backwards else panels
 
 
-def memory_refusal(
-    engine: Engine,
-    way: str,
-    needs: Callable[[], tuple[Sequence[Operand], int]],
-    options: Options,
-    extra: int = 0,
-) -> str:
-    """Return why slabs cannot be shared or gathered, or an empty string. Collective over the context.
+_LONG_PANELS = 2.9  # the cost of panels of which most arrive after a first one
+
+
+class SlabsMethod(ArrayMethod):
+    """An algorithm that multiplies slabs of its operands.
 
     Args:
-        engine: where it runs.
-        way: "shared", "gathered" or "panels".
-        needs: returns the operands and the extent of the summation; called only if memory decides.
-        options: an algorithm asked for by name is tried even if memory seems too small.
-        extra: bytes that a rank needs besides the operands.
+        name: which ranks share slabs, "shared" or "gathered"; or "panels", those of panels of k.
+        cost: each way is slower than the one before by about a copy of the operands.
     """
-    transport = engine.transport
-    if way == "shared" and transport.why_not_shared:
-        return transport.why_not_shared
-    if options.algo != "auto" or way == "panels":
-        return ""
-    operands, k = needs()
-    moved = [x for x in operands if not x.in_place]
-    if not moved and not extra:
-        return "" if way == "gathered" else "all operands are multiplied in place: there is nothing to share"
-    if way == "shared":
-        nbytes = max(
-            sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes
-        )
-        what = "a shared copy of the operands"
-    else:
-        nbytes = max(
-            sum(x.memory_bytes((rank,), k) for x in moved for rank in node) + extra * len(node)
-            for node in transport.nodes
-        )
-        what = "gathered operands"
-    enough, limit = transport.fits(nbytes)
-    return "" if enough else f"{what} would need {nbytes} bytes per node, only {limit} available"
+
+    def __init__(self, name: str, cost: float) -> None:
+        self.name, self._cost = name, cost
+        self.least = min(cost, _LONG_PANELS)
+
+    def needs(self, engine: Engine, problem: Any, options: Options) -> tuple[Sequence[Operand], int, int]:
+        """Return the operands, the extent of k, and the bytes that a rank needs besides the operands. Local."""
+        raise NotImplementedError
+
+    def overlaps(self, engine: Engine, problem: Any) -> bool:
+        """Return whether the panels after a short first one arrive while it is multiplied. Local."""
+        raise NotImplementedError
+
+    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
+        """Return for panels a little less than gathering costs if most of a long k arrives after a first panel."""
+        arrives = self.name == "panels" and self.overlaps(engine, problem)
+        return _LONG_PANELS if arrives and 0 < _FOLLOWS * engine.operations.lead <= problem.k else self._cost
+
+    def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        why, transport = super().refusal(engine, problem, options, operands), engine.transport
+        if not why and self.name == "shared":
+            why = transport.why_not_shared
+        if why or options.algo != "auto" or self.name == "panels":
+            return why
+        needed, k, extra = self.needs(engine, problem, options)
+        moved = [x for x in needed if not x.in_place]
+        if not moved and not extra:
+            nothing = "all operands are multiplied in place: there is nothing to share"
+            return nothing if self.name == "shared" else ""
+        if self.name == "shared":
+            nbytes = max(
+                sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes
+            )
+            what = "a shared copy of the operands"
+        else:
+            nbytes = max(
+                sum(x.memory_bytes((rank,), k) for x in moved for rank in node) + extra * len(node)
+                for node in transport.nodes
+            )
+            what = "gathered operands"
+        enough, limit = transport.fits(nbytes)
+        return "" if enough else f"{what} would need {nbytes} bytes per node, only {limit} available"
 
 
 class Panels:
