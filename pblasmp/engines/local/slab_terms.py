@@ -337,7 +337,7 @@ def matmul_slabs(p: MatmulProblem, alpha: complex, engine: Engine) -> Slabs:
             p.a,
             p.op_a != "N",
             conj and p.op_a == "C",
-            needs(p.d.grid, size, 0),
+            needs(p.d, size, 0),
             p.d.rows,
             dtype(p.a.dtype),
             "a",
@@ -346,7 +346,7 @@ def matmul_slabs(p: MatmulProblem, alpha: complex, engine: Engine) -> Slabs:
             p.b,
             p.op_b == "N",
             conj and p.op_b == "C",
-            needs(p.d.grid, size, 1),
+            needs(p.d, size, 1),
             p.d.cols,
             dtype(p.b.dtype),
             "b",
@@ -406,10 +406,10 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
         [(part.uplo, part, x) for x in sided_parts(p) if (part := x.part)], key=lambda each: each[0]
     )
     lefts = (
-        Operand(p.a, x.flip, x.conjugate, needs(d.grid, size, 0), d.rows, dtype, "a", triangle=uplo)
+        Operand(p.a, x.flip, x.conjugate, needs(d, size, 0), d.rows, dtype, "a", triangle=uplo)
         for uplo, _, x in parts
     )
-    operands = (*lefts, Operand(p.b, not turned, False, needs(d.grid, size, 1), d.cols, dtype, "b"))
+    operands = (*lefts, Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b"))
     terms = tuple(
         Term(alpha, i, len(parts), LeftPart(part, outer_rows, x.diagonal))
         for i, (_, part, x) in enumerate(parts)
@@ -431,10 +431,10 @@ def _updated(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     x = [("a", p.a)] if p.b is None else [("a", p.a), ("b", p.b)]
     order = engine.operations.update_order
     lefts = [
-        Operand(m, flip, conjugate, needs(d.grid, size, 0), d.rows, dtype, name, order=order) for name, m in x
+        Operand(m, flip, conjugate, needs(d, size, 0), d.rows, dtype, name, order=order) for name, m in x
     ]
     rights = [
-        Operand(m, flip, conjugate != hermitian, needs(d.grid, size, 1), d.cols, dtype, name, order=order)
+        Operand(m, flip, conjugate != hermitian, needs(d, size, 1), d.cols, dtype, name, order=order)
         for name, m in x
     ]
     multiply: Kernel = whole
