@@ -3,12 +3,16 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import pblasmp as pb
 from pblasmp.runtime.kept_plans import KeptPlans, held_bytes
+from pblasmp.tensor_parallel import made
+from tests.helpers import inside
+from tests.helpers.mpi import on_ranks
 
 
 class _Plan:
@@ -125,3 +129,25 @@ def test_a_plan_of_a_loop_counts_its_tables_but_not_the_context():
             held.append(held_bytes(plan, ctx.engine))
         assert 2 * held[0] < held[1] < 1 << 20
         assert ctx.kept.hits == 2
+
+
+@on_ranks(2)
+def test_a_kind_of_calls_that_one_rank_has_forgotten(comm: Any) -> None:
+    """The ranks agree anew, on old and on new numbers of tokens, and then take one vote again."""
+    x, w = np.ones((20, 3)), np.ones((2, 3))
+    with pb.Context(comm, engine="host") as ctx:
+
+        def votes(tokens: int) -> int:
+            before = inside.votes(ctx)
+            np.testing.assert_array_equal(pb.matmul_allreduce(x[:tokens], w, ctx), np.full((tokens, 2), 6.0))
+            return inside.votes(ctx) - before
+
+        for tokens in (20, 19, 16, 16):
+            votes(tokens)
+        for tokens in (19, 11):  # three less: a number that was there, and a new one
+            assert votes(tokens) == 1
+            if comm.rank == 0:
+                made._alike.cache_clear()
+            assert votes(tokens - 3) > 1
+            votes(tokens - 5)  # it may be read, to derive others from
+            assert [votes(other) for other in (tokens - 3, tokens - 6, tokens - 5)] == [1, 1, 1], tokens
