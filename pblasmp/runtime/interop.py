@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dtypes import as_dtype, element_type, is_float8, is_foreign, named_like
 from ..engines.arrays import address
+from ..engines.direct import alias
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -151,22 +152,6 @@ def shard_of(array: Any, rank: int, size: int) -> Shard:
     return Shard(array.to_local(), placement.dim if placement.is_shard() else None)
 
 
-class _HostTensor:
-    """A tensor on the host as NumPy reads it."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: Any, dtype: np.dtype) -> None:
-        self.tensor = tensor  # whose memory lasts as long as the array
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
-            "typestr": dtype.str,
-            "version": 3,
-        }
-
-
 def _as_numpy(tensor: Any) -> Any:
     """Return a tensor on the host as a NumPy array over its memory. Local.
 
@@ -175,7 +160,10 @@ def _as_numpy(tensor: Any) -> Any:
     if str(tensor.layout) != "torch.strided":
         raise ArgumentError(f"a tensor that is {tensor.layout}, expected a dense one: its to_dense()")
     dtype = named_like(str(tensor.dtype))
-    return tensor.numpy() if dtype is None or not tensor.numel() else np.asarray(_HostTensor(tensor, dtype))
+    if dtype is None or not tensor.numel():
+        return tensor.numpy()
+    strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
+    return alias(tensor.data_ptr(), tuple(tensor.shape), strides, dtype.str, tensor)
 
 
 def as_typed(

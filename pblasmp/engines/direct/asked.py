@@ -151,23 +151,25 @@ class Held:
     def array(self) -> Any:
         """On the host, an array over the memory of this rank's local array; None on a GPU."""
         if self._array is None and self._on_host:
-            interface = {"data": (self.address, False), "shape": self._shape, "strides": self._strides}
-            self._array = alias({**interface, "typestr": self.pattern.dtype.str, "version": 3})
+            self._array = alias(self.address, self._shape, self._strides, self.pattern.dtype.str)
         return self._array
 
 
 class _Interface:
-    """What NumPy makes an array of."""
+    """What NumPy makes an array of, which keeps it."""
 
-    __slots__ = ("__array_interface__",)
+    __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__, self.owner = interface, owner
 
 
-def alias(interface: dict[str, Any]) -> NDArray[Any]:
-    """Return an array over memory that it does not keep."""
-    return np.asarray(_Interface(interface))
+def alias(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str, owner: object = None
+) -> NDArray[Any]:
+    """Return an array over memory, of which it keeps the owner; ``kind`` is NumPy's word for its type. Local."""
+    interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": kind, "version": 3}
+    return np.asarray(_Interface(interface, owner))
 
 
 Part = tuple[Held, int, int, int, int, bool]

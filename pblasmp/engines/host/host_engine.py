@@ -164,11 +164,8 @@ class HostEngine(Engine):
         if 0 in shape:
             return np.empty(shape, dtype)
         item = dtype.itemsize
-        interface = {
-            "version": 3, "data": (address, False), "shape": shape, "strides": ((ld or shape[1]) * item, item),
-            "typestr": f"|V{item}",  # NumPy does not know the names of short types
-        }  # fmt: skip
-        return alias(interface).view(dtype)
+        # NumPy does not know the names of short types
+        return alias(address, shape, ((ld or shape[1]) * item, item), f"|V{item}").view(dtype)
 
     @staticmethod
     def _shared(array: Any) -> NDArray[Any]:

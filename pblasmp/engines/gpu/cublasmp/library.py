@@ -330,12 +330,7 @@ def _span(array: Any) -> tuple[int, int]:
 
 def _addresses(array: Any) -> NDArray[Any]:
     """Return a NumPy array at the same addresses, only for comparing these: it must never be read."""
-    return alias(
-        {
-            "data": (array.data.ptr, True), "shape": array.shape, "strides": array.strides,
-            "typestr": f"|V{array.itemsize}", "version": 3,
-        }
-    )  # fmt: skip
+    return alias(array.data.ptr, array.shape, array.strides, f"|V{array.itemsize}")
 
 
 def open_library() -> Library | PblasmpError:

@@ -318,8 +318,7 @@ class HostDirect:
             made = np.frombuffer(state.numbers, kind, min(m, n)).copy()
         if routine in ("gesv", "posv"):
             step = (state.factor_ld + 1) * dtype.itemsize
-            place = {"data": (state.factor, False), "shape": (n,), "strides": (step,)}
-            diagonal = alias({**place, "typestr": dtype.str, "version": 3}).copy()
+            diagonal = alias(state.factor, (n,), (step,), dtype.str).copy()
         if (
             FAMILIES[routine] == "lapack" and not self._single
         ) or not self._on_one_node:  # each has computed all
