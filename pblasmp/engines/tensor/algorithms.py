@@ -83,10 +83,13 @@ class MessageSum(ParallelProduct):
         transfers = []
         if self.size > 1:
             outgoing, incoming = self.memory("outgoing"), self.memory("incoming")
-        for turn, (to, source) in enumerate(_turns(self)):
-            part, arriving = outgoing[parts[to]], incoming[turn * count : (turn + 1) * count]
-            self.part(operands, x[parts[to]], part)
-            transfers.append((arriving, self._transport.start(_some(part, to), _some(arriving, source))))
+        for turns in self._multiplied_at_once():
+            rows = slice(parts[turns[0][1]].start, parts[turns[-1][1]].stop)
+            self.part(operands, x[rows], outgoing[rows])
+            for turn, to, source in turns:
+                arriving = incoming[turn * count : (turn + 1) * count]
+                transfer = self._transport.start(_some(outgoing[parts[to]], to), _some(arriving, source))
+                transfers.append((arriving, transfer))
         c, own = _parts_of(operands, mine if self.everywhere else slice(None))
         exact = accumulation_dtype(self.p.out_dtype)
         target = own if exact == own.dtype else self._operations.scratch("sum", own.shape, exact)
@@ -99,6 +102,17 @@ class MessageSum(ParallelProduct):
             self._operations.store(own, target, self.p.out_dtype)
         if self.everywhere and self.size > 1:
             self._gather(operands.d)
+
+    def _multiplied_at_once(self) -> list[list[tuple[int, int, int]]]:
+        """Return the turns, each with the ranks to send to and to receive from, by the products that they wait for.
+
+        If nothing travels during a product, those with adjacent rows are one: it packs the weights once.
+        """
+        turns = [(turn, *pair) for turn, pair in enumerate(_turns(self))]
+        if self._engine.traits.overlaps_messages:
+            return [[each] for each in turns]
+        after = self.size - 1 - self.rank
+        return [each for each in (turns[:after], turns[after:]) if each]
 
     def _gather(self, d: Array) -> None:
         """Send this rank's rows of D to all ranks, and receive theirs."""
