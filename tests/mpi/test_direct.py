@@ -16,7 +16,7 @@ from pblasmp.engines.host.host_transport import Buffers
 from pblasmp.pblas import moves
 from tests.helpers import inside
 from tests.helpers.cases import check_array, check_near, check_view, layout, part, refuses, scattered
-from tests.helpers.mpi import on_ranks
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import only_long
 
 N, NB = 40, 6
@@ -220,7 +220,7 @@ def small_calls(ctx):
     }  # fmt: skip
 
 
-@on_ranks(2)
+@on_ranks(2, runner=run_on_one_node)
 def test_small_calls_stay_direct_after_measurements(comm, tuning_file):
     """What is measured decides between plans: a call that needs none stays direct, in later contexts as well."""
     with pytest.MonkeyPatch.context() as patch:
@@ -287,7 +287,7 @@ def test_moved_alone(comm):
         pblas.pdgemr2d(2, 5, x, 1, 1, desc, y, 1, 1, desc, other)
 
 
-@on_ranks(4)
+@on_ranks(4, runner=run_on_one_node)
 def test_moved_together(comm):
     """p?gemr2d and p?trmr2d between grids take one vote; what the processes do not say alike is found as ever."""
     with pb.Context(comm, engine="host") as ctx:
@@ -429,7 +429,7 @@ def test_pivots(comm):
         pblas.gridexit(ictxt)
 
 
-@on_ranks(4)
+@on_ranks(4, runner=run_on_one_node)
 def test_without_more_shared_memory_calls_that_fit_stay_direct(comm):
     """A node that has no more shared memory: calls that need more are planned, those that fit go on as before."""
     rng = np.random.default_rng(77)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def lean(comm, patch):
             assert library.largest == largest, f"{size}"
             assert np.allclose(w / size, np.linalg.eigvalsh(a.allgather())), f"{size}"
             copies = library.memory / a.local.nbytes
-            assert copies < 3.3 or ctx.size > 3, "memory"
+            messages = 0.3 * (len(set(comm.allgather(gethostname()))) > 1)  # between nodes a few take room
+            assert copies < 3.3 + messages or ctx.size > 3, "memory"
 
 
 def kept(comm, patch):

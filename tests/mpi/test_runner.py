@@ -299,14 +299,14 @@ def test_ranks_are_kept_and_are_a_world():
 @pytest.mark.parametrize("how", ["raises", "killed while idle"])
 @pytest.mark.usefixtures("new_python")
 def test_ranks_are_replaced_when_they_break(how):
-    before = {pid for pid, _ in run_mpi(whole_world, 2)}
+    before = {pid for pid, _ in run_on_one_node(whole_world, 2)}
     if how == "raises":
-        failure(all_raise, 2)
+        failure(all_raise, 2, on_nodes="")
     else:
         (world,) = pools.pool.worlds.values()
         os.kill(min(before), signal.SIGKILL)
         assert world.wait(10.0) is not None
-    after = {pid for pid, _ in run_mpi(whole_world, 2)}
+    after = {pid for pid, _ in run_on_one_node(whole_world, 2)}
     assert after.isdisjoint(before)
     found = set(map(int, _ranks(2)))
     assert found == after if only_long(True) else len(found) == 2  # of a fork it is the client's number

@@ -11,7 +11,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.tensor_parallel import shard
 from tests.helpers.cases import refuses
-from tests.helpers.mpi import on_ranks, run_mpi
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import only_long
 
 
@@ -153,4 +153,4 @@ def test_jax():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run_mpi(jax_arrays, 2, launch=True, port=port, timeout=120)
+    run_on_one_node(jax_arrays, 2, launch=True, port=port, timeout=120)
