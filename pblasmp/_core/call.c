@@ -146,6 +146,16 @@ slabs *stage_all(call *c, const view *x, int by_columns, const view *readers)
     return stage(c, x, span_all(x->rows.extent), span_all(x->cols.extent), by_columns, all);
 }
 
+slabs *spaced(call *c, slabs *s)
+{
+    enum { WAY = 1024, CACHE_LINE = 64 };
+    if (s->rows.extent * s->item % WAY == 0) {
+        s->gap = CACHE_LINE / s->item;
+        c->nbytes += s->gap * s->cols.extent * s->item;
+    }
+    return s;
+}
+
 void give_home(slabs *s, whose writers, const view *home, span across)
 {
     s->writers = writers, s->home = home, s->across = across;
@@ -272,14 +282,19 @@ static void stop_at(run *r, int64_t place)
         r->count = place - r->to;
 }
 
-/* Cut rows and columns of a block down to what a half has of them; return whether that is anything. */
+/* Cut rows and columns of a block down to what a half has of them; return whether that is anything. Columns of a half are
+ * not dealt out. */
 static int cut(const slabs *s, run *row, run *col)
 {
-    run *later = s->half == 'L' ? row : col, *earlier = s->half == 'L' ? col : row;
-    if (s->half) {
-        begin_at(later, earlier->to);
-        stop_at(earlier, later->to + later->count);
-    }
+    const span *rows = &s->rows;
+    if (s->half == 'L')
+        begin_at(row, span_below(rows, col->to, row->process));
+    if (s->half == 'U')
+        stop_at(row, span_below(rows, col->to + col->count, row->process));
+    if (s->half == 'L' && row->count > 0)
+        stop_at(col, span_at_place(rows, row->process, row->to + row->count - 1) + 1);
+    if (s->half == 'U' && row->count > 0)
+        begin_at(col, span_at_place(rows, row->process, row->to));
     return row->count > 0 && col->count > 0;
 }
 

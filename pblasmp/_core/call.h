@@ -299,6 +299,7 @@ slabs *stage_all(call *c, const view *x, int by_columns, const view *readers); /
 slabs *stage_shares(call *c, const view *x, int of_rows, int by_columns);
 /* As stage_all, of the triangle that ``uplo`` names: most of what is beyond it is left out. */
 slabs *stage_half(call *c, const view *x, int by_columns, const view *readers);
+slabs *spaced(call *c, slabs *s); /* one of a square matrix, the last so far: its columns begin at unlike places of a cache */
 /* What is computed in slabs is read where ``home`` is. */
 void give_home(slabs *s, whose writers, const view *home, span across);
 slabs *own_room(call *c, int64_t m, int64_t n, int by_columns);

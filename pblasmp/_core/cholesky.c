@@ -358,24 +358,13 @@ static int take_factor(call *c)
     return OK;
 }
 
-/* Have its columns begin at unlike places of a cache. */
-static slabs *spaced(call *c, slabs *s, int64_t n)
-{
-    enum { WAY = 1024, CACHE_LINE = 64 };
-    if (n * c->item % WAY == 0) {
-        s->gap = CACHE_LINE / c->item;
-        c->nbytes += s->gap * n * c->item;
-    }
-    return s;
-}
-
 /* A copy of the triangle; between nodes with a little around it, which is not read. */
 static slabs *stage_triangle(call *c, int by_columns)
 {
-    int64_t n = c->x.rows.extent;
     if (!is_on_one_node(c))
-        return spaced(c, stage_half(c, &c->x, by_columns, NULL), n);
-    slabs *s = spaced(c, room_for(c, span_all(n), span_all(n), by_columns), n);
+        return spaced(c, stage_half(c, &c->x, by_columns, NULL));
+    int64_t n = c->x.rows.extent;
+    slabs *s = spaced(c, room_for(c, span_all(n), span_all(n), by_columns));
     s->triangle = &c->x;
     return s;
 }
@@ -448,7 +437,7 @@ int prepare_solved(call *c)
     int64_t n = c->to.rows.extent;
     REQUIRE(n <= c->limits->cholesky);
     if (is_single(c)) {
-        c->left = spaced(c, room_for(c, span_all(n), span_all(n), 1), n);
+        c->left = spaced(c, room_for(c, span_all(n), span_all(n), 1));
         REQUIRE(c->to.here.by_columns && same_places(&c->y, &c->to));
         c->old = c->y, c->has_old = !same_elements(&c->b, &c->d);
         c->compute = solve_alone;

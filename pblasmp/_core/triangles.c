@@ -7,6 +7,9 @@
 static const int64_t FEW = 4;          /* columns of B, for so many times as many rows */
 static const int64_t SMALL = 1 << 14;  /* elements of a result, up to which computing in place beats making a plan */
 static const int64_t FEW_BLOCKS = 16;
+/* In multiplications of a large product: how long it takes to bring an element from another node, and to call the BLAS. */
+static const double CARRIED = 128, CALLED = 50000;
+static const double WIDE = 64; /* columns, up to which a product takes as long for each element of its result */
 
 static char mirrored(char uplo)
 {
@@ -114,12 +117,74 @@ static int prepare_shares(call *c)
 {
     int by_columns = c->to.here.by_columns;
     c->y = view_of(&c->b, 0, 0);
-    c->left = stage_half(c, &c->x, by_columns, NULL);
+    c->left = spaced(c, stage_half(c, &c->x, by_columns, NULL));
     c->start = stage_shares(c, &c->y, c->side == 'R', by_columns);
     const span *shares = c->side == 'L' ? &c->start->cols : &c->start->rows;
     c->left->readers.below = (shares->extent + shares->block - 1) / shares->block;
     c->compute = compute_shares, c->finish = take_shares, c->takes = c->to.active;
     return find_words(c, by_columns, by_columns);
+}
+
+/* -- products: what a rank lacks of its rows of the triangle, and of its columns of B, is in slabs. D's transpose is
+ * computed if the triangle is to the right of B. */
+
+static void multiply_tile_of_rows(call *c, const piece *p)
+{
+    if (!p->is_tile)
+        return;
+    operand a = from(c, slab(c, c->left, c->to.row, 0), p->i, p->j), d = from(c, c->to.here, p->i, 0);
+    tile of = tile_from(elements(c, slab(c, c->right, c->to.col, 0)), 0, p->j);
+    tile_copy(elements(c, d), (tile){of.at, of.across, of.down}, p->i1 - p->i, c->to.n, c->item);
+    triangular(c, p->i1 - p->i, c->to.n, a, a, d);
+}
+
+static void add_rest_of_rows(call *c, const piece *p)
+{
+    if (!p->is_tile)
+        gemm(c, p->i1 - p->i, c->to.n, p->j1 - p->j, &c->factor, from(c, slab(c, c->left, c->to.row, 0), p->i, p->j),
+             from(c, slab(c, c->right, c->to.col, 0), 0, p->j), &c->one, from(c, c->to.here, p->i, 0));
+}
+
+static int multiply_rows_of_triangle(call *c)
+{
+    int64_t order = c->to.rows.extent;
+    view rows = {.rows = c->to.rows, .cols = span_all(order), .row = c->to.row, .m = c->to.m, .n = order};
+    if (!c->to.active)
+        return OK;
+    staircase(c, &rows, c->left->half == 'L', multiply_tile_of_rows);
+    staircase(c, &rows, c->left->half == 'L', add_rest_of_rows);
+    return OK;
+}
+
+/* Whether that takes less time than if each rank gets the whole triangle and columns of B, and sends what comes of them
+ * back: less moves, and the ranks meet once less; but later rows have more to multiply, and products are of ever wider
+ * pieces, from a block's width on, which all together lose an eighth even if none is narrow. */
+static int is_by_rows(const call *c)
+{
+    const view *to = &c->to;
+    double order = (double)to->rows.extent, width = (double)to->cols.extent, ranks = (double)c->ranks;
+    double down = (double)to->rows.nprocs, across = (double)to->cols.nprocs, block = (double)to->rows.block;
+    double each = order * width / (down * across), moves = order * order / 2 / down + order * width / across;
+    double more = each * ((down - 1) * block / 2 + order / 16) + 2 * CALLED * order / (down * block);
+    for (double narrow = block; narrow < WIDE; narrow *= 2)
+        more += each * WIDE;
+    double less = is_on_one_node(c) ? 0 : order * order / 2 + 2 * order * width / ranks - moves;
+    return more <= (double)c->limits->meeting + CARRIED * less;
+}
+
+static int prepare_rows(call *c)
+{
+    int from_right = c->side == 'R', turned = from_right == (c->op_a == 'N');
+    c->x = view_of(&c->a, turned, c->op_a == 'C'), c->y = view_of(&c->b, !from_right, 0);
+    span order = span_all(c->to.rows.extent);
+    c->left = stage(c, &c->x, c->to.rows, order, c->x.here.by_columns, (whose){&c->to, ROW, ANY, 0});
+    c->left->half = turned ? mirrored(c->uplo) : c->uplo;
+    c->right = stage(c, &c->y, c->to.cols, order, c->y.here.by_columns, (whose){&c->to, COL, ANY, 0});
+    int of_columns = c->left->by_columns, by_columns = c->to.here.by_columns;
+    c->words = (words){by_columns ? 'L' : 'R', of_columns ? c->left->half : mirrored(c->left->half),
+                       of_columns == by_columns ? 'N' : 'T'};
+    c->compute = multiply_rows_of_triangle;
+    return OK;
 }
 
 /* -- the triangle stays where it is: columns and partial sums move
@@ -518,8 +583,15 @@ int prepare_triangular(call *c)
         if (c->routine == TRSM && n == 1 && c->side == 'L' && prepare_chain(c) == OK)
             return OK;
     }
-    if (!is_single(c) && !tiny && !span_whole(c->side == 'L' ? &to->rows : &to->cols))
+    if (!is_single(c) && !tiny && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
+        view given = *to;
+        if (c->side == 'R')
+            *to = view_of(&c->d, 1, 0);
+        if (c->routine == TRMM && is_by_rows(c))
+            return prepare_rows(c);
+        *to = given;
         return prepare_shares(c);
+    }
     c->kernel = triangular;
     c->old = view_of(&c->b, 0, 0);
     if (!is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {

@@ -110,7 +110,7 @@ def direct_calls(comm):
                 ("ger", [once], np.outer(x[r, 0], y[r, 2]), pb.blas.ger, a[r, :1], b[r, 2:3]),
                 ("cholesky", [twice], factor, pb.linalg.cholesky, p),
                 ("trsm", [once, twice], z[r, r], pb.blas.trsm, f, right),
-                ("trmm", [once, twice], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
+                ("trmm", [once], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
                 ("gemv", [once, twice], y[r, r] @ x[r, 1:2], pb.blas.gemv, b[r, r], a[r, 1:2]),
             ):
                 ways = []

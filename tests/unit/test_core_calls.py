@@ -355,7 +355,7 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
         limits = {
             "width": 3,
             "part": 3,
-            "meeting": 9,
+            "meeting": int(rng.choice([9, 100_000])),
             "rows": 2,
             "factoring": 9,
             "handoff": 1 << 60 * (turn % 2),

@@ -110,7 +110,8 @@ class Limits(ctypes.Structure):
         width: of a block of the diagonal, in Cholesky's.
         part: rows: the least that a rank has of a matrix there.
         rows: of which a part, or a piece, is a multiple, as those are that the kernels of OpenBLAS compute at a time.
-        meeting: multiplications of an update that take as long as ranks that wait for each other.
+        meeting: multiplications of an update, or of a triangular product, that take as long as ranks that wait for
+            each other.
         factoring: multiplications of an update that take as long as to factor a block of the diagonal.
     """
 
