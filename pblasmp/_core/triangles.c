@@ -8,7 +8,7 @@ static const int64_t FEW = 4;          /* columns of B, for so many times as man
 static const int64_t SMALL = 1 << 14;  /* elements of a result, up to which computing in place beats making a plan */
 static const int64_t FEW_BLOCKS = 16;
 /* In multiplications of a large product: how long it takes to bring an element from another node, and to call the BLAS. */
-static const double CARRIED = 128, CALLED = 50000;
+static const double CARRIED = 64, CALLED = 50000;
 static const double WIDE = 64; /* columns, up to which a product takes as long for each element of its result */
 
 static char mirrored(char uplo)
