@@ -309,14 +309,17 @@ def received(comm, n, block):
         d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")
         wire, la = Wire(ctx), pb.linalg
         a = permuted(ctx, d)
-        calls = {
-            "cholesky": (la.cholesky, ctx.eye(d)),
-            "lu": (la.lu_factor, a),
-            "qr": (la.qr, a),
-            "solve": (la.solve, a, a),
-        }
-        for routine, call in calls.items():
-            with pb.plan(*call) as plan:
+        calls = [
+            ("cholesky", la.cholesky, ctx.eye(d)),
+            ("lu", la.lu_factor, a),
+            ("lu", la.lu_factor, permuted(ctx, replace(d, order="C"))),
+            ("qr", la.qr, a),
+            ("solve", la.solve, a, a),
+        ]
+        upper = partial(pb.plan, la.cholesky, ctx.eye(d), lower=False)
+        plans = [("cholesky", upper), *((routine, partial(pb.plan, *call)) for routine, *call in calls)]
+        for routine, make in plans:
+            with make() as plan:
                 wire.received = 0
                 plan()
                 got = ctx.comm.allgather(wire.received)
