@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The table of element types: names, limits, what BLAS, CUDA kernels and NCCL know of each; which scalars fit."""
 
 import sys
 from fractions import Fraction

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The tree of errors, their relation to Python's and NumPy's, and their words."""
 
 import copy
 import inspect

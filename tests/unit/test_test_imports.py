@@ -93,3 +93,8 @@ def test_benchmarks_import_no_tests(folder):
 def test_folders_of_tests_hold_tests_only(folder):
     known = ("test_", "conftest.py", "__init__.py")
     assert [label(path) for path in files(f"tests/{folder}") if not path.name.startswith(known)] == []
+
+
+def test_every_file_of_tests_says_what_it_is_about():
+    silent = [label(path) for path in files("tests") if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert [name for name in silent if not name.endswith("__init__.py")] == []

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""One dimension dealt out in blocks: counts, owners and places of indices, beside lists of all of them."""
 
 import itertools
 

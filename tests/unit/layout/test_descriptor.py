@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Descriptors of distributed matrices: places of elements, transposes, sub-matrices and leading dimensions."""
 
 import copy
 import pickle

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Grids of ranks: coordinates, transposes, and the squarest of a size."""
 
 import numpy as np
 import pytest

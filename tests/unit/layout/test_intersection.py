@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Which indices two layouts share, and the copies and messages that move a matrix from one to the other."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Products as problems: how many operations they take."""
 
 from pblasmp.layout import Grid, MatmulProblem
 

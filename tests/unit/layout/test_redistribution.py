@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The legal product that is nearest to one whose layouts are not."""
 
 from dataclasses import replace
 
