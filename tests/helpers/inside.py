@@ -15,6 +15,7 @@ from pblasmp.engines.host.direct.calls import HostDirect
 from pblasmp.engines.host.spectral_libraries import LapackProduct
 from pblasmp.engines.tensor import algorithms
 from pblasmp.runtime.plans import Plan
+from pblasmp.tensor_parallel import made
 
 
 def votes(ctx: Any) -> int:
@@ -39,6 +40,11 @@ def plans_open(ctx: Any) -> int:
 def plans_kept(ctx: Any) -> int:
     """How many plans and readings of earlier calls are kept."""
     return len(ctx.calls._known) + len(ctx.kept._plans)
+
+
+def forget_kinds() -> None:
+    """Have this rank forget the kinds of tensor-parallel calls that there have been."""
+    made._alike.cache_clear()
 
 
 def keep_at_most(ctx: Any, nbytes: int) -> int:

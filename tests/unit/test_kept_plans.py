@@ -10,7 +10,6 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.runtime.kept_plans import KeptPlans, held_bytes
-from pblasmp.tensor_parallel import made
 from tests.helpers import inside
 from tests.helpers.mpi import on_ranks
 
@@ -147,7 +146,7 @@ def test_a_kind_of_calls_that_one_rank_has_forgotten(comm: Any) -> None:
         for tokens in (19, 11):  # three less: a number that was there, and a new one
             assert votes(tokens) == 1
             if comm.rank == 0:
-                made._alike.cache_clear()
+                inside.forget_kinds()
             assert votes(tokens - 3) > 1
             votes(tokens - 5)  # it may be read, to derive others from
             assert [votes(other) for other in (tokens - 3, tokens - 6, tokens - 5)] == [1, 1, 1], tokens
