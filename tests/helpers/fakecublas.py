@@ -18,16 +18,6 @@ _TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}  # by CUDA's number; oth
 _COMPUTES = {68: ("f4", "c8"), 70: ("f8", "c16")}
 
 
-def at(view: View) -> np.ndarray:
-    """Return the memory of a view, on this process."""
-    if not view.rows * view.cols:
-        return np.empty((view.rows, view.cols), view.dtype)
-    size = view.dtype.itemsize
-    nbytes = ((view.rows - 1) * view.ld + view.cols) * size
-    memory = (ctypes.c_char * nbytes).from_address(view.address)
-    return np.ndarray((view.rows, view.cols), view.dtype, memory, strides=(view.ld * size, size))
-
-
 def _matrix(address: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int = 0) -> View:
     """A matrix in Fortran order, which ``op`` makes rows × cols: its columns are the view's rows."""
     rows, cols = (cols, rows) if op else (rows, cols)
@@ -37,6 +27,10 @@ def _matrix(address: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int
 
 def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _get(memory: Any, view: View) -> np.ndarray:
+    return _wide(memory.read(view).T)
 
 
 def _turned(x: np.ndarray, op: int) -> np.ndarray:
@@ -51,18 +45,14 @@ class Cublas:
     """Routines by their names, as ``dgemm``.
 
     Args:
-        memory: returns the memory of a view.
-        queue: is given a routine's name, sizes, function, and what this reads and writes.
+        queue: is given a routine's name, its sizes and what it does with the GPU's memory.
         rounded: what becomes of the factors of a product.
     """
 
     def __init__(
-        self,
-        memory: Callable[[View], np.ndarray],
-        queue: Callable[..., None],
-        rounded: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+        self, queue: Callable[..., None], rounded: Callable[[np.ndarray], np.ndarray] = lambda x: x
     ) -> None:
-        self._memory, self._queue, self._rounded = memory, queue, rounded
+        self._queue, self._rounded = queue, rounded
 
     def __getattr__(self, name: str) -> Any:
         """Return a routine of a type."""
@@ -70,12 +60,6 @@ class Cublas:
         if kind is None or not hasattr(type(self), routine):
             raise AttributeError(name)
         return partial(getattr(type(self), routine), self, np.dtype(kind))
-
-    def _get(self, view: View) -> np.ndarray:
-        return _wide(self._memory(view).T)
-
-    def _put(self, view: View, values: np.ndarray) -> None:
-        self._memory(view).T[...] = values
 
     def gemm_ex(
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, a: int, type_a: int, lda: int,
@@ -99,13 +83,14 @@ class Cublas:
     def _multiply(
         self, x: View, op_x: int, y: View, op_y: int, to: View, alpha: Any, beta: Any, sizes: Any
     ) -> None:
-        def do(*_: Any) -> None:
+        def do(memory: Any) -> None:
             left, right = (
-                _turned(_wide(self._rounded(self._memory(each).T)), op) for each, op in ((x, op_x), (y, op_y))
+                _turned(_wide(self._rounded(memory.read(each).T)), op) for each, op in ((x, op_x), (y, op_y))
             )
-            self._put(to, alpha * (left @ right) + (beta * self._get(to) if beta else 0))
+            found = alpha * (left @ right) + (beta * _get(memory, to) if beta else 0)
+            memory.write(to).T[...] = found
 
-        self._queue("gemm", sizes, do, [x, y, *([to] if beta else [])], [to])
+        self._queue("gemm", sizes, do)
 
     def gemv(
         self, kind: np.dtype, handle: int, op: int, m: int, n: int, alpha: int, a: int, lda: int,
@@ -140,18 +125,18 @@ class Cublas:
             _matrix(d, m, n, ldd, kind),
         )
 
-        def do(*_: Any) -> None:
-            triangle = (np.triu if fill else np.tril)(self._get(x))  # the rest may be anything
+        def do(memory: Any) -> None:
+            triangle = (np.triu if fill else np.tril)(_get(memory, x))  # the rest may be anything
             if diag:
                 np.fill_diagonal(triangle, 1)
-            triangle, right = _turned(triangle, op), scale * self._get(y)
+            triangle, right = _turned(triangle, op), scale * _get(memory, y)
             if name == "trsm":
                 found = np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
             else:
                 found = right @ triangle if side else triangle @ right
-            self._put(to, found)
+            memory.write(to).T[...] = found
 
-        self._queue(name, (m, n), do, [x, y], [to])
+        self._queue(name, (m, n), do)
 
     def symm(self, kind: np.dtype, handle: int, *arguments: int, conjugates: bool = False) -> None:
         side, fill, m, n, alpha, a, lda, b, ldb, beta, d, ldd = arguments
@@ -162,16 +147,16 @@ class Cublas:
             _matrix(d, m, n, ldd, kind),
         )
 
-        def do(*_: Any) -> None:
-            half = (np.triu if fill else np.tril)(self._get(x))
+        def do(memory: Any) -> None:
+            half = (np.triu if fill else np.tril)(_get(memory, x))
             rest = half - np.diag(np.diag(half))
             whole = half + (rest.conj().T if conjugates else rest.T)
             if conjugates:
                 np.fill_diagonal(whole, whole.diagonal().real)
-            found = self._get(y) @ whole if side else whole @ self._get(y)
-            self._put(to, one * found + (other * self._get(to) if other else 0))
+            found = _get(memory, y) @ whole if side else whole @ _get(memory, y)
+            memory.write(to).T[...] = one * found + (other * _get(memory, to) if other else 0)
 
-        self._queue("symm", (m, n), do, [x, y, *([to] if other else [])], [to])
+        self._queue("symm", (m, n), do)
 
     def hemm(self, kind: np.dtype, handle: int, *arguments: int) -> None:
         self.symm(kind, handle, *arguments, conjugates=True)

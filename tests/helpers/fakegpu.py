@@ -29,12 +29,13 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.gpu.runtime.gpu import Gpu
-from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, REDUCED_TYPES
 from pblasmp.engines.gpu.session import session_of
 from pblasmp.engines.gpu.tensor.copy_methods import CopyMethod
 from tests.helpers import fakelapack
-from tests.helpers.fakecublas import Cublas, at
+from tests.helpers.fakecublas import Cublas
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
+from tests.helpers.fakenccl import Collectives, Takes
+from tests.helpers.gpu_memory import AtOnce, Place, at, lines
 from tests.helpers.hardware import why_not_pitches
 
 _QUEUED = (
@@ -66,6 +67,8 @@ _ANYWHERE = (
 _KEPT: list[Any] = []  # what MPI may still write to
 _NAN_BYTES = 1 << 20  # larger than any matrix of the tests
 _POLLS = 50  # of messages, before a wait sleeps
+_MEMCPY_DEFAULT = 4  # where memory is, CUDA finds by its address
+_OF_THE_HOST = 1, 2  # copies to and from it
 
 
 def nan_bytes(nbytes: int) -> np.ndarray:
@@ -157,7 +160,7 @@ class Array(np.ndarray):
             cls.gpu.stay_at_home("an allocation")
             cls.gpu.allocations.append(nbytes)
             cls.gpu.find_room(nbytes)
-            memptr = nan_bytes(nbytes)
+            memptr = cls.gpu.new_memory(nbytes)
         else:
             held = getattr(getattr(memptr, "mem", None), "size", nbytes)
             memptr = (ctypes.c_char * held).from_address(memptr.ptr)
@@ -172,6 +175,11 @@ class Array(np.ndarray):
     @property
     def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data if self.size else 0)
+
+    @property
+    def values(self) -> np.ndarray:
+        """For tests, which look at the memory without a copy."""
+        return self.view(np.ndarray)
 
     @property
     def device(self) -> Any:
@@ -256,7 +264,7 @@ def _to_tf32(x: np.ndarray) -> np.ndarray:
     return np.ldexp(np.round(fractions * 2048) / 2048, exponents).astype(np.float32).view(x.dtype)
 
 
-class FakeGpu:
+class FakeGpu(Collectives):
     """What one rank sees, and what it did.
 
     Attributes:
@@ -266,7 +274,9 @@ class FakeGpu:
         nccl_version: as NCCL numbers it.
         lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; by default everything is
             computed, there are neither windows nor direct calls, and "auto" takes cuBLASMp's tensor-parallel products.
-        computes: whether it is so.
+        queues: what is done with what is queued, by default at once. If it is given, there are windows, too.
+        computes: whether everything is computed.
+        reaches: whether there are windows.
         capability: the GPUs' compute capability, as CuPy has it.
         multiprocessors: how many each has.
         shared_memory: bytes that a block of threads can have: cudaDevAttrMaxSharedMemoryPerBlockOptin.
@@ -306,6 +316,8 @@ class FakeGpu:
         nccl_version: int = 22903,
         null_windows: bool = False,
         lt: FakeLt | None = None,
+        queues: AtOnce | None = None,
+        multiprocessors: int = 4,
     ) -> None:
         self.comm = comm
         ranks = comm.size if comm else 1
@@ -313,7 +325,7 @@ class FakeGpu:
         self.deaf = deaf
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
-        self.capability, self.multiprocessors = capability, 4
+        self.capability, self.multiprocessors = capability, multiprocessors
         self.shared_memory = shared_memory
         self.current = self.callers = current
         self.home: int | None = None
@@ -321,7 +333,8 @@ class FakeGpu:
         self.entered = [0]  # those of ``with`` blocks
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
-        self.computes, self.lt = lt is None, lt or MultiplyingLt()
+        self.queues, self.reaches = queues or AtOnce(), bool(queues or lt)
+        self.computes, self.lt = lt is None, lt or MultiplyingLt(self.queues)
         self.lt.capability = int(capability)
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
@@ -344,6 +357,7 @@ class FakeGpu:
         self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.null_windows = null_windows
+        self.saying = ""  # what the next wait for an event is called
         self.refuses: Any = None
 
     @property
@@ -451,9 +465,61 @@ class FakeGpu:
         if self.refuses is not None and self.refuses(nbytes):
             raise OutOfMemoryError(nbytes, 0)
 
-    def is_done(self) -> bool:
+    def is_done(self, stream: int) -> bool:
         """Whether what is queued has been done, as a query says that does not wait."""
-        return not (self.stuck or self.lost)
+        return not (self.stuck or self.lost) and self.queues.is_done(stream)
+
+    def new_memory(self, nbytes: int) -> Any:
+        """Memory for an array of CuPy's."""
+        return nan_bytes(nbytes)
+
+    def copy(
+        self, to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        """Copy lines: to or from the host at once."""
+        if why_not := why_not_pitches(width, height, (to_pitch, of_pitch)):
+            raise CUDARuntimeError(why_not)
+        there, here = lines(to, height, to_pitch, width), lines(of, height, of_pitch, width)
+        if kind in _OF_THE_HOST:
+            for line in range(height):
+                ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
+        elif self.computes and there.nbytes:
+            self.queues.copy(stream, there, here)
+
+    def copy_3d(self, copy: Any, stream: int) -> tuple[int]:
+        """Copy blocks, as cuMemcpy3DAsync is told to."""
+        places = (
+            (copy.dstDevice, copy.dstPitch, copy.dstHeight),
+            (copy.srcDevice, copy.srcPitch, copy.srcHeight),
+        )
+        assert all(height >= copy.Height for *_, height in places)
+        for k in range(copy.Depth):
+            (to, to_pitch), (of, of_pitch) = (
+                (at + k * pitch * height, pitch) for at, pitch, height in places
+            )
+            self.copy(to, to_pitch, of, of_pitch, copy.WidthInBytes, copy.Height, _MEMCPY_DEFAULT, stream)
+        return (0,)
+
+    def set_now(self, at: int, value: int, nbytes: int) -> None:
+        """Nothing: all of this memory is NaN."""
+
+    def set(self, at: int, value: int, nbytes: int, stream: int) -> None:
+        def do(memory: Any) -> None:
+            memory.write(memory_of)[...] = value
+
+        memory_of = lines(at, 1, nbytes, nbytes)
+        if self.computes and nbytes:
+            self.queues.queue(stream, "clear", do)
+
+    def wait_or_write(self, stream: int, count: int, operations: Sequence[Any], flags: int) -> tuple[int]:
+        """cuStreamBatchMemOp: every pair waits for a flag, and lowers it."""
+        assert count == len(operations)
+        for wait, lower in zip(operations[::2], operations[1::2], strict=True) if self.computes else ():
+            assert (wait.waitValue.operation, lower.writeValue.operation) == ("wait", "write")
+            assert wait.waitValue.address == lower.writeValue.address
+            assert (wait.waitValue.value, lower.writeValue.value) == (1, 0)
+            self.queues.await_flag(stream, wait.waitValue.address)
+        return (0,)
 
     def _wait_for_the_device(self) -> None:
         if self.lost:
@@ -468,27 +534,23 @@ class FakeGpu:
             get_version=lambda: self.nccl_version,
             NCCLError=NcclError,
             comm_abort=self._abort,
-            all_reduce=self._all_reduce,
-            broadcast=self._broadcast,
-            reduce=self._reduce,
+            all_reduce=self.all_reduce,
+            broadcast=self.broadcast,
+            reduce=self.reduce,
             group_start=lambda: self.group.append([]),
             group_end=self._group_end,
             send=partial(self._message, "send"),
             recv=partial(self._message, "recv"),
-            reduce_scatter=self._reduce_scatter,
-            all_gather=self._all_gather,
+            reduce_scatter=self.reduce_scatter,
+            all_gather=self.all_gather,
         )
-        if self.computes:
+        if not self.reaches:
             self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))
             patch.setattr("pblasmp.engines.gpu.gpu_engine.GpuDirect", lambda *_: None)
             patch.setattr(CopyMethod, "refusal", partialmethod(_named, CopyMethod.refusal))
         self.driver_for_c = DriverForC(self)
         patch.setattr("pblasmp.engines.gpu.runtime.graphs._driver", lambda: self.driver_for_c)
-        load = partial(
-            fakelapack.loaded, shared_memory=lambda: self.shared_memory,
-            multiprocessors=lambda: self.multiprocessors, computes=self.computes,
-        )  # fmt: skip
-        patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", load)
+        patch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", self.load)
         patch.setattr("pblasmp.engines.gpu.kernels.compiler.Kernel", fakelapack.kernel)
         modules = {
             "cupy": self._cupy(),
@@ -524,36 +586,37 @@ class FakeGpu:
                 patch.setitem(sys.modules, name, parent)
                 module, part = parent, name.partition(".")[2]
 
+    def load(self, *kernel: Any) -> int:
+        """compiler.loaded."""
+        return fakelapack.loaded(
+            *kernel, shared_memory=lambda: self.shared_memory, multiprocessors=lambda: self.multiprocessors,
+            gpu=self.queues if self.computes else None,
+        )  # fmt: skip
+
     def _driver(self) -> SimpleNamespace:
         return SimpleNamespace(
             CUDA_MEMCPY3D=SimpleNamespace,
             CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_UNIFIED=4),
-            cuMemcpy3DAsync=lambda *_: (0,),
-            **stream_operations(lambda *_: (0,)),
+            cuMemcpy3DAsync=self.copy_3d,
+            **stream_operations(self.wait_or_write),
         )
 
-    def _reduce_scatter(
-        self, of: int, to: int, count: int, kind: int, operation: int, comm: Any, stream: int
-    ) -> None:
-        """NCCL's sum, of which each rank gets its part, by MPI."""
-        if not self.computes:  # a GPU would wait in it, and no host
-            return
-        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
-        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
-        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
-        mine = fakelapack.vector(of, size * count, dtype)
-        each = mine[None] if ranks is None else self._everyones(mine, ranks)
-        fakelapack.vector(to, count, dtype)[...] = sum(each)[rank * count : (rank + 1) * count]
+    def place_in(self, comm: Any) -> tuple[int, int]:
+        ranks = self.communicators[int(comm)]
+        return (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
-    def _all_gather(self, of: int, to: int, nbytes: int, kind: int, comm: Any, stream: int) -> None:
-        """NCCL's all-gather of bytes, by MPI."""
-        self.events.append(("all_gather", stream, nbytes))
-        self._connect()
-        if not self.computes:
-            return
-        ranks, mine = self.communicators[int(comm)], fakelapack.vector(of, nbytes, "u1")
-        each = mine[None] if ranks is None else self._everyones(mine, ranks)
-        fakelapack.vector(to, each.size, "u1")[...] = each.reshape(-1)
+    def collective(
+        self, name: str, comm: Any, stream: int, of: Place, takes: Takes, *, sends: bool = True
+    ) -> None:
+        """NCCL's, by MPI."""
+        self.events.append((name, stream, of.nbytes))
+        if name == "all_gather":
+            self._connect()
+        if self.computes or name == "all_reduce":  # elsewhere a GPU would wait, and no host
+            ranks, mine = self.communicators[int(comm)], at(of)
+            each = [mine] if ranks is None else [*self._everyones(mine, ranks)]
+            for to, made in takes:
+                at(to)[...] = made(each)
 
     def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
         """One of NCCL's messages, by MPI."""
@@ -588,55 +651,21 @@ class FakeGpu:
         if any(stream == self.stream for stream, _ in messages):  # what follows on it comes after them
             self.finish(self.under_way.pop(self.stream))
 
-    def _all_reduce(
-        self, of: int, to: int, count: int, kind: int, operation: int, comm: Any, stream: int
-    ) -> None:
-        """NCCL's all-reduce in place, by MPI."""
-        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
-        assert of == to
-        assert operation in (NCCL_SUM, 2)
-        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
-        nbytes = count * dtype.itemsize
-        self.events.append(("all_reduce", stream, nbytes))
-        if ranks is None:
-            return
-        array = np.frombuffer((ctypes.c_char * nbytes).from_address(of), dtype)
-        each = self._everyones(array, ranks)
-        array[...] = sum(each) if operation == NCCL_SUM else each.max(axis=0)
-
     def _everyones(self, array: np.ndarray, ranks: Any) -> np.ndarray:
         """All ranks' arrays, which each reads when all have come."""
-        mine, everyones = array.copy(), nan_bytes(ranks.size * array.nbytes)
+        mine, everyones = np.ascontiguousarray(array).copy(), nan_bytes(ranks.size * array.nbytes)
         _KEPT.append((mine, everyones))
         self.finish([ranks.Iallgather((mine.view(np.uint8), _bytes()), (everyones, _bytes()))])
         if not self.stuck:
             _KEPT.pop()
-        return everyones.view(array.dtype).reshape(ranks.size, -1)
+        return everyones.view(array.dtype).reshape(ranks.size, *array.shape)
 
-    def _reduce(
-        self, of: int, to: int, count: int, kind: int, operation: int, root: int, comm: Any, stream: int
-    ) -> None:
-        """NCCL's sum at one rank, by MPI: the other ranks' memory stays as it is."""
-        self.events.append(("reduce", stream, root, count))
-        if self.comm is None or not self.computes:
+    def broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
+        """One in place is under way until a stream waits for it."""
+        if of != to or self.comm is None or not self.computes:
+            super().broadcast(of, to, nbytes, kind, root, comm, stream)
             return
-        names = {number: name for name, number in REDUCED_TYPES.items() if "complex" not in name}
-        assert operation == NCCL_SUM
-        dtype, ranks = np.dtype(names[kind]), self.communicators[int(comm)]
-        each = self._everyones(fakelapack.vector(of, count, dtype), ranks)
-        if ranks.rank == root:
-            fakelapack.vector(to, count, dtype)[...] = sum(each)
-
-    def _broadcast(self, of: int, to: int, nbytes: int, kind: int, root: int, comm: Any, stream: int) -> None:
-        """NCCL's broadcast by MPI: one in place is under way until a stream waits for it."""
-        self.events.append(("broadcast", stream, root, nbytes))
-        if self.comm is None or not self.computes:
-            return
-        assert kind == 1
-        if of != to:
-            each = self._everyones(fakelapack.vector(of, nbytes, "u1"), self.communicators[int(comm)])
-            fakelapack.vector(to, nbytes, "u1")[...] = each[root]
-            return
+        self.events.append(("broadcast", stream, nbytes))
         memory = (ctypes.c_char * nbytes).from_address(of)
         request = self.communicators[int(comm)].Ibcast(memory, root)
         if stream == self.stream:
@@ -801,13 +830,6 @@ class FakeGpu:
             self.events.append(("pinned", memory.ptr, nbytes))
             return memory
 
-        def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
-                       stream: int) -> None:  # fmt: skip
-            if why_not := why_not_pitches(width, height, (to_pitch, of_pitch)):
-                raise CUDARuntimeError(why_not)
-            for line in range(height) if kind != runtime.memcpyDefault else ():
-                ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
-
         runtime = SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
             streamCaptureModeRelaxed="relaxed",
@@ -820,13 +842,16 @@ class FakeGpu:
             deviceGetByPCIBusId=self._by_bus,
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
-            memset=lambda at, value, nbytes: None,
-            memcpyDefault=4,
-            memsetAsync=lambda *_: None,
-            memcpyAsync=lambda *_: None,
-            memcpyHostToDevice=1,
-            memcpyDeviceToHost=2,
-            memcpy2DAsync=copy_lines,
+            memset=self.set_now,
+            memcpyDefault=_MEMCPY_DEFAULT,
+            memsetAsync=self.set,
+            memcpyAsync=lambda to, of, nbytes, kind, stream: self.copy(
+                to, nbytes, of, nbytes, nbytes, 1, kind, stream
+            ),
+            memcpyDeviceToDevice=3,
+            memcpyHostToDevice=_OF_THE_HOST[0],
+            memcpyDeviceToHost=_OF_THE_HOST[1],
+            memcpy2DAsync=self.copy,
             deviceGetAttribute=lambda which, device: {97: self.shared_memory}[which],
             streamQuery=lambda _: self.lost or (600 if self.stuck else 0),
         )
@@ -850,22 +875,26 @@ class FakeGpu:
         class Event:
             def __init__(self, *, disable_timing: bool) -> None:
                 assert disable_timing  # timing costs time
-                self.stream, self.requests = -1, []
+                self.stream, self.requests, self.seen = -1, [], None
 
             def record(self, stream: Stream) -> None:
                 self.stream, self.requests = stream.ptr, gpu.under_way.pop(stream.ptr, [])
+                self.seen = seen = []
+                gpu.queues.queue(stream.ptr, "record", lambda memory: seen.append(memory.stamp()))
                 if self.requests:
                     gpu.promised.append(self)
 
             @property
             def done(self) -> bool:
                 assert not self.requests, "fake: the host waits for messages"
-                return gpu.is_done()
+                return gpu.is_done(self.stream)
 
             def synchronize(self) -> None:
                 assert self.done
 
         class Stream:
+            machine = gpu
+
             def __init__(
                 self, ptr: int | None = None, *, non_blocking: bool = False, priority: int = 0
             ) -> None:
@@ -877,7 +906,7 @@ class FakeGpu:
 
             @property
             def done(self) -> bool:
-                return gpu.is_done()
+                return gpu.is_done(self.ptr)
 
             def synchronize(self) -> None:
                 gpu._wait_for_the_device()
@@ -893,6 +922,13 @@ class FakeGpu:
             def wait_event(self, event: Event) -> None:
                 gpu.events.append(("wait", self.ptr, event.stream))
                 gpu.behind.add((self.ptr, event.stream))
+                seen = event.seen
+                if seen is not None:  # it was recorded
+                    gpu.queues.queue(
+                        self.ptr, gpu.saying or f"{self.ptr} waits for {event.stream}",
+                        lambda memory: memory.after(seen[0], by_event=True), ready=lambda: bool(seen),
+                        synchronizes=bool(gpu.saying),
+                    )  # fmt: skip
                 if self.ptr == gpu.stream and event.requests:
                     gpu.finish(event.requests)
                     if event in gpu.promised:
@@ -955,11 +991,11 @@ class FakeGpu:
         )  # fmt: skip
 
     def _cublas(self) -> Cublas:
-        def at_once(name: str, sizes: Any, do: Any, *_: Any) -> None:
+        def queue(name: str, sizes: Any, do: Any) -> None:
             self.events.append((name, self.stream, sizes))
-            do()
+            self.queues.queue(self.stream, name, do)
 
-        return Cublas(at, at_once, lambda x: _to_tf32(x) if self.tf32 and x.dtype.char in "fF" else x)
+        return Cublas(queue, lambda x: _to_tf32(x) if self.tf32 and x.dtype.char in "fF" else x)
 
     # -- nccl4py
 
@@ -1002,7 +1038,7 @@ class FakeGpu:
         class RegisteredWindowHandle:
             """What windows are made by."""
 
-            if not gpu.computes:
+            if gpu.reaches:
                 get_peer_device_pointer = None
 
             def __new__(cls, comm: int, address: int, nbytes: int, flags: int) -> Any:

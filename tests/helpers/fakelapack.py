@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import itertools
 import math
 import re
 import struct
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from scipy.linalg import lapack, solve_triangular
 from pblasmp.engines.gpu.kernels.compiler import Kernel, cuda
 from pblasmp.engines.gpu.types import DATA_TYPES
 from tests.helpers.epilogues import tanh_gelu
+from tests.helpers.gpu_memory import AtOnce, Place, number
 from tests.helpers.hardware import blocks_at_once, why_no_room
 
 MEETING = cuda("meeting.cuh")
@@ -120,15 +120,15 @@ def loaded(
     *,
     shared_memory: Callable[[], int],
     multiprocessors: Callable[[], int],
-    computes: bool,
+    gpu: AtOnce | None,
 ) -> int:
-    """``compiler.loaded``: the kernels of factorizations compute, and if it ``computes`` those of copies and sums.
+    """``compiler.loaded``: the kernels of factorizations compute, and all others are queued on ``gpu``, if it is given.
 
     A block of threads has ``shared_memory()`` bytes at most, and those that meet are on ``multiprocessors()`` at once.
     """
     if why_not := why_no_room(room, shared_memory()):
         raise RuntimeError(why_not)
-    macros = dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE))
+    macros = _macros(text)
     played = dict(_PLAYED)
     if "MOST" in macros:
         played["pairs"] = partial(_pairs, int(macros["MOST"]))
@@ -148,9 +148,12 @@ def loaded(
         played["conditions"] = partial(_conditions, int(macros["WIDTH"]))
         played["triangles"] = partial(_triangles, int(macros["WIDTH"]))
         played["refine"] = partial(_refine, macros)
-    if computes:
-        for each in (_move, _transpose, _add):
-            played[each.__name__[1:]] = partial(each, macros)
+    queued: dict[str, Any] = {}
+    if gpu is not None:
+        queued = {each.__name__[1:]: partial(each, macros) for each in (_move, _transpose, _add, _sum)}
+        queued |= {each: partial(_barrier, each) for each in ("arrive", "await", "meet")}
+        queued |= {each: partial(_on_flags, each) for each in ("raise_flags", "await_flags")}
+        played |= {each: partial(play, gpu) for each, play in queued.items()}
     kind = np.dtype(_KINDS.get(macros.get("KIND", ""), "u1"))
     most = max(min(48 << 10, shared_memory()), room)
 
@@ -158,10 +161,17 @@ def loaded(
         return blocks_at_once(multiprocessors(), shared_memory(), threads, room)
 
     together = at_once if MEETING in text else None
-    _KERNELS.append(_Kernel(played.get(name), kind, most, signature(text, name), together))
+    kernel = _Kernel(played.get(name), kind, most, signature(text, name), together, queued=name in queued)
+    _KERNELS.append(kernel)
     return len(_KERNELS) - 1
 
 
+@cache
+def _macros(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE))
+
+
+@cache
 def signature(text: str, name: str) -> list[str]:
     """The types of a kernel's arguments, as its text has them: in the letters of ``struct``.
 
@@ -179,9 +189,15 @@ _C_TYPES = {"double": "d", "int": "i", "i64": "q", "u64": "Q", "u32": "I", "SUM"
 class _Kernel:
     """A kernel; what it is launched with is checked by those that are played."""
 
-    def __init__(self, played: Any, kind: np.dtype, most: int, parameters: list[str], together: Any) -> None:
+    def __init__(
+        self, played: Any, kind: np.dtype, most: int, parameters: list[str], together: Any, *, queued: bool
+    ) -> None:
         self.together = together  # how many blocks there is room for at once, if CUDA begins all at once
         self._played, self._kind, self._most, self.parameters = played, kind, most, parameters
+        self._queued = queued
+        while isinstance(played, partial):
+            played = played.func
+        self._takes_grid = played is not None and "grid" in played.__code__.co_varnames
 
     def __call__(self, grid: Any, block: Any, places: int, *, stream: int, shared_mem: int) -> None:
         assert 0 < block[0] <= 1024
@@ -190,9 +206,10 @@ class _Kernel:
         if self._played is not None:
             at = vector(places, len(self.parameters), "u8").tolist()
             given = zip(self.parameters, at, strict=True)  # of a structure, where it is
-            how = {"grid": grid} if "grid" in inspect.signature(self._played).parameters else {}
+            how = {"grid": grid} if self._takes_grid else {}
             self._played(
-                self._kind, *(struct.unpack(kind, ctypes.string_at(each, struct.calcsize(kind)))[0]
+                stream if self._queued else self._kind,
+                *(struct.unpack(kind, ctypes.string_at(each, struct.calcsize(kind)))[0]
                               if kind.isalpha() else each for kind, each in given), **how
             )  # fmt: skip
 
@@ -459,64 +476,127 @@ _WORDS = {"quad": "c16", "u64": "c8", "u32": "u4", "u16": "u2", "u8": "u1"}
 _NUMBERS = {**_KINDS, "bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
-def _grid(at: int, extents: list[int], strides: list[int], kind: np.dtype) -> np.ndarray:
-    """The elements at an address, so many bytes apart along each dimension."""
-    nbytes = sum((n - 1) * step for n, step in zip(extents, strides, strict=True)) + kind.itemsize
-    return np.ndarray(extents, kind, (ctypes.c_char * nbytes).from_address(at), strides=strides)
-
-
 def _strides(at: int, count: int) -> list[int]:
     return vector(at, count, "u8").tolist()
-
-
-def _put(macros: dict[str, str], target: np.ndarray, source: np.ndarray) -> None:
-    """Copy words, or the conjugates of complex numbers."""
-    target[...] = np.conj(source) if macros["FLIP"] else source
 
 
 def _word(macros: dict[str, str]) -> np.dtype:
     return np.dtype(_WORDS[macros["T"]] if macros["FLIP"] else f"V{np.dtype(_WORDS[macros['T']]).itemsize}")
 
 
-def _move(macros: dict[str, str], kind: Any, moves: int, count: int) -> None:
+def _carry_words(
+    macros: dict[str, str], gpu: AtOnce, stream: int, name: str, pairs: list[tuple[Place, Place]]
+) -> None:
+    """Copy words, or the conjugates of complex numbers."""
+
+    def do(memory: Any) -> None:
+        for to, of in pairs:
+            found = memory.read(of)
+            memory.write(to)[...] = np.conj(found) if macros["FLIP"] else found
+
+    gpu.queue(stream, name, do)
+
+
+def _move(macros: dict[str, str], gpu: AtOnce, stream: int, moves: int, count: int) -> None:
     word, piece = _word(macros), 32 * int(macros["EACH"]) or 1
+    pairs = []
     for words in vector(moves, 13 * count, "u8").reshape(count, 13).tolist():
         to, of, *strides, b, c, run, total, _ = words
-        extents = [total // (b * c * -(-run // piece)), b, c, run]
-        there, here = ([*steps, word.itemsize] for steps in (strides[:3], strides[3:]))
-        _put(macros, _grid(to, extents, there, word), _grid(of, extents, here, word))
+        extents = total // (b * c * -(-run // piece)), b, c, run
+        there, here = ((*steps, word.itemsize) for steps in (strides[:3], strides[3:]))
+        pairs.append((Place(to, extents, there, word), Place(of, extents, here, word)))
+    _carry_words(macros, gpu, stream, "move", pairs)
 
 
 def _transpose(
-    macros: dict[str, str], kind: Any, to: int, there: int, of: int, here: int, rows: int, each_row: int, cols: int,
-    each_col: int,
+    macros: dict[str, str], gpu: AtOnce, stream: int, to: int, there: int, of: int, here: int, rows: int,
+    each_row: int, cols: int, each_col: int,
 ) -> None:  # fmt: skip
-    word, extents = _word(macros), [rows // each_row, each_row, cols // each_col, each_col]
-    _put(macros, _grid(to, extents, _strides(there, 4), word), _grid(of, extents, _strides(here, 4), word))
+    word, extents = _word(macros), (rows // each_row, each_row, cols // each_col, each_col)
+    places = (Place(at, extents, tuple(_strides(by, 4)), word) for at, by in ((to, there), (of, here)))
+    _carry_words(macros, gpu, stream, "transpose", [tuple(places)])
 
 
 def _add(
-    macros: dict[str, str], kind: Any, parts: int, ld_parts: int, outs: int, ld_first: int, ld_rest: int, rows: int,
-    lines: int, c: int, ld_c: int, beta: int, bias: int, activation: int, scale: int, amax: int,
+    macros: dict[str, str], gpu: AtOnce, stream: int, parts: int, ld_parts: int, outs: int, ld_first: int,
+    ld_rest: int, rows: int, lines: int, c: int, ld_c: int, beta: int, bias: int, activation: int, scale: int,
+    amax: int,
 ) -> None:  # fmt: skip
     part, out, exact, of_c, of_bias = (
         np.dtype(_NUMBERS[macros[name]]) for name in ("PART", "OUT", "SUM", "CTYPE", "BIAS")
     )
     cols = lines * int(macros["V"])
 
-    def numbers(at: int, ld: int, dtype: np.dtype) -> np.ndarray:
-        return _grid(at, [rows, cols], [ld * dtype.itemsize, dtype.itemsize], dtype)
+    def numbers(at: int, ld: int, dtype: np.dtype) -> Place:
+        return Place(at, (rows, cols), (ld * dtype.itemsize, dtype.itemsize), dtype)
 
-    y = np.zeros((rows, cols), exact)
-    for at in _strides(parts, int(macros["P"])):
-        y = y + numbers(at, ld_parts, part).astype(exact)
-    if c:
-        y = y + vector(beta, 1, exact)[0] * numbers(c, ld_c, of_c).astype(exact)
-    if bias:
-        y = y + vector(bias, cols, of_bias).astype(exact)
-    y = tanh_gelu(y) if activation == 2 else np.maximum(y, 0) if activation else y
-    if amax:
-        largest = vector(amax, 1, "f4")
-        largest[0] = max(largest[0], abs(y).max())
-    for i, at in enumerate(_strides(outs, int(macros["OUTS"]))):
-        numbers(at, ld_rest if i else ld_first, out)[...] = y * vector(scale, 1, "f4")[0] if scale else y
+    parts_at, outs_at = _strides(parts, int(macros["P"])), _strides(outs, int(macros["OUTS"]))
+    factor = vector(beta, 1, exact)[0].copy()
+
+    def do(memory: Any) -> None:
+        y = np.zeros((rows, cols), exact)
+        for at in parts_at:
+            y = y + memory.read(numbers(at, ld_parts, part)).astype(exact)
+        if c:
+            y = y + factor * memory.read(numbers(c, ld_c, of_c)).astype(exact)
+        if bias:
+            y = y + memory.read(Place(bias, (cols,), (of_bias.itemsize,), of_bias)).astype(exact)
+        y = tanh_gelu(y) if activation == 2 else np.maximum(y, 0) if activation else y
+        if amax:
+            largest = memory.write(number(amax))
+            largest[0] = max(largest[0], abs(y).max())
+        y = y * memory.read(number(scale))[0] if scale else y
+        for i, at in enumerate(outs_at):
+            memory.write(numbers(at, ld_rest if i else ld_first, out))[...] = y
+
+    gpu.queue(stream, "add", do)
+
+
+def _sum(
+    macros: dict[str, str], gpu: AtOnce, stream: int, tiles: int, ld: int, x_down: int, x_across: int, c_down: int,
+    c_across: int, alpha: int, beta: int, down: int, across: int, *, grid: tuple[int, ...],
+) -> None:  # fmt: skip
+    kind = np.dtype(_NUMBERS[macros["ELEMENT"]])
+    one, other = (vector(each, 1, kind)[0].copy() for each in (alpha, beta))
+    deals = [vector(each, 6, "u4").tolist() for each in (down, across)]
+    conjugate, keeps, real, triangle = (int(macros[x]) for x in ("CONJUGATE", "KEEPS", "REAL", "TRIANGLE"))
+    parts = vector(tiles, 5 * grid[1], "u8").reshape(-1, 5).tolist()
+
+    def index(deal: list[int], first: int, count: int) -> np.ndarray:
+        block, nprocs, turn, lead, skipped, _ = deal
+        at = first + np.arange(count) + skipped
+        return (at // block * nprocs + turn) * block + at % block - lead
+
+    def do(memory: Any) -> None:
+        for d, x, c, extents, first in parts:
+            shape = extents & 0xFFFFFFFF, extents >> 32
+            to, of, old = (
+                Place(at, shape, (along * kind.itemsize, beside * kind.itemsize), kind)
+                for at, along, beside in ((d, 1, ld), (x, x_down, x_across), (c, c_down, c_across))
+            )
+            added = one * (np.conj if conjugate else np.positive)(memory.read(of))
+            added = added + other * memory.read(old) if keeps else added
+            inside: Any = True
+            if triangle:
+                r, q = index(deals[0], first & 0xFFFFFFFF, shape[0]), index(deals[1], first >> 32, shape[1])
+                r, q = r[:, None], q[None, :]
+                inside = r >= q if triangle == 1 else r <= q
+                added = np.where(r == q, added.real, added) if real else added
+            np.copyto(memory.write(to), added, where=inside)
+
+    gpu.queue(stream, "sum", do)
+
+
+def _barrier(
+    name: str, gpu: AtOnce, stream: int, peers: int, size: int, rank: int, kind: int, kinds: int
+) -> None:
+    words = _strides(peers, size)
+    if name != "await":
+        gpu.arrive(stream, words, rank, kind)
+    if name != "arrive":
+        gpu.await_all(stream, words, rank, kind)
+
+
+def _on_flags(name: str, gpu: AtOnce, stream: int, flags: int, count: int) -> None:
+    for address in _strides(flags, count):
+        getattr(gpu, name.removesuffix("s"))(stream, address)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvmath.bindings.cublasLt, played: keeps what it was asked for, computes nothing."""
+"""nvmath.bindings.cublasLt, played: keeps what it was asked for, and computes nothing or all of it."""
 
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ml_dtypes import finfo
 
 from pblasmp.dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from pblasmp.engines.gpu.types import DATA_TYPES
+from tests.helpers.gpu_memory import AtOnce, Place, number
 from tests.helpers.hardware import why_not_8_bits
 
 # As in cublasLt.h of CUDA 13.
@@ -47,6 +49,7 @@ class FakeLt:
 
     Attributes:
         capability: of the GPU: see ``hardware.why_not_8_bits``.
+        refused: why it found no algorithm.
     """
 
     capability = 90
@@ -62,6 +65,7 @@ class FakeLt:
         self.calls: list[dict[str, Any]] = []
         self.copies: list[tuple[Any, ...]] = []
         self.searches = 0
+        self.refused: list[str] = []
         self.found = 1
         self._last = 100
 
@@ -132,10 +136,10 @@ class FakeLt:
             kept, ops = self.alive[desc], ("TRANSA", "TRANSB")
             aligned = [self.wanted.get(f"MIN_ALIGNMENT_{x}_BYTES", 256) for x in "ABD"]
             aligned += [lda, ldb, ldd * _DTYPES[d].itemsize]
-            if why_not_8_bits(
-                self.capability, (_DTYPES[a], _DTYPES[b]), [kept.get(x, 0) for x in ops], aligned
-            ):
+            types, ops = (_DTYPES[a], _DTYPES[b]), [kept.get(x, 0) for x in ops]
+            if why_not := why_not_8_bits(self.capability, types, ops, aligned):
                 found = 0
+                self.refused.append(why_not)
         np.frombuffer((ctypes.c_char * 4).from_address(count), np.int32)[:] = found
 
     def matmul(self, handle: int, desc: int, alpha: int, a: int, la: int, b: int, lb: int, beta: int, c: int, lc: int,
@@ -153,69 +157,74 @@ class FakeLt:
 
 
 class MultiplyingLt(FakeLt):
-    """Also multiplies, on the host's memory.
+    """Also multiplies.
 
     Attributes:
+        queues: where it queues that.
         multiplied: called with the stream and the sizes of each product, as they are in F order.
     """
 
     multiplied: Any = staticmethod(lambda stream, m, n, k: None)
 
+    def __init__(self, queues: AtOnce | None = None) -> None:
+        super().__init__()
+        self.queues = queues or AtOnce()
+
     def matmul(self, handle: int, desc: int, alpha: int, *rest: int) -> None:
         super().matmul(handle, desc, alpha, *rest)
         call = self.calls[-1]
-        a, b, c, d = (
-            _batch(call[name], *layout) for name, layout in zip("abcd", call["layouts"], strict=True)
-        )
-        wide = np.result_type(accumulation_dtype(a.dtype), np.float64)
-        op_a, op_b = (_OPS[call[name]] for name in ("TRANSA", "TRANSB"))
-        product = call["alpha"] * (op_a(a.astype(wide)) @ op_b(b.astype(wide)))
-        for name in ("A_SCALE_POINTER", "B_SCALE_POINTER"):
-            product = product * _number(call, name)
-        product = product + call["beta"] * c.astype(wide) if call["beta"] != 0 else product
-        _store(d, _finished(call, product), call)
-        self.multiplied(call["stream"], *d.shape[1:], (a.shape[1] if call["TRANSA"] else a.shape[2]))
+        a, _, _, d = call["layouts"]
+        self.queues.queue(call["stream"], "multiply", partial(_multiply, call))
+        self.multiplied(call["stream"], *d[1:3], a[1] if call["TRANSA"] else a[2])
 
 
-def _number(call: dict[str, Any], name: str) -> float:
+def _multiply(call: dict[str, Any], memory: Any) -> None:
+    a, b, c, d = (_batch(call[name], *layout) for name, layout in zip("abcd", call["layouts"], strict=True))
+    wide = np.result_type(accumulation_dtype(a.dtype), np.float64)
+    op_a, op_b = (_OPS[call[name]] for name in ("TRANSA", "TRANSB"))
+    at, nbytes = call["workspace"]
+    if nbytes:
+        memory.write(number(at))
+    y = call["alpha"] * (op_a(memory.read(a).astype(wide)) @ op_b(memory.read(b).astype(wide)))
+    for name in ("A_SCALE_POINTER", "B_SCALE_POINTER"):
+        y = y * _scale(call, name, memory)
+    y = y + call["beta"] * memory.read(c).astype(wide) if call["beta"] != 0 else y
+    y = _finished(call, y, memory)
+    if is_float8(d.dtype):  # 8-bit floats saturate, are scaled, and tell their largest value
+        if call.get("AMAX_D_POINTER"):
+            memory.write(number(call["AMAX_D_POINTER"]))[...] = abs(y).max()
+        largest = float(finfo(d.dtype).max)
+        y = np.clip(y * _scale(call, "D_SCALE_POINTER", memory), -largest, largest)
+    memory.write(d)[...] = y
+
+
+def _scale(call: dict[str, Any], name: str, memory: Any) -> float:
     """The float32 at an attribute's address, by default 1."""
-    return float(np.frombuffer(ctypes.string_at(call[name], 4), np.float32)[0]) if call.get(name) else 1.0
+    return float(memory.read(number(call[name]))[0]) if call.get(name) else 1.0
 
 
-def _finished(call: dict[str, Any], y: np.ndarray) -> np.ndarray:
+def _finished(call: dict[str, Any], y: np.ndarray, memory: Any) -> np.ndarray:
     """The product after its epilogue: an entry of the bias for every row."""
     names = Epilogue(call["EPILOGUE"]).name.split("_")
     if "BIAS" in names:
         kind = _DTYPES[call["BIAS_DATA_TYPE"]]
-        bias = np.frombuffer(ctypes.string_at(call["BIAS_POINTER"], y.shape[1] * kind.itemsize), kind)
+        bias = memory.read(Place(call["BIAS_POINTER"], (y.shape[1],), (kind.itemsize,), kind))
         y = y + bias.astype(y.dtype)[:, None]
     if "GELU" in names:
         y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
     return np.maximum(y, 0) if "RELU" in names else y
 
 
-def _store(d: np.ndarray, y: np.ndarray, call: dict[str, Any]) -> None:
-    """Round to the type of ``d``; 8-bit floats saturate, are scaled, and tell their largest value."""
-    if is_float8(d.dtype):
-        if call.get("AMAX_D_POINTER"):
-            ctypes.c_float.from_address(call["AMAX_D_POINTER"]).value = abs(y).max()
-        largest = float(finfo(d.dtype).max)
-        y = np.clip(y * _number(call, "D_SCALE_POINTER"), -largest, largest)
-    d[...] = y
-
-
 _OPS = (lambda x: x, lambda x: x.swapaxes(1, 2), lambda x: x.conj().swapaxes(1, 2))  # by cuBLAS's number
 
 
-def _batch(at: int, kind: int, rows: int, cols: int, ld: int, *batch: tuple[str, int]) -> np.ndarray:
+def _batch(at: int, kind: int, rows: int, cols: int, ld: int, *batch: tuple[str, int]) -> Place:
     """Return the matrices in F order that a layout describes: how many × rows × columns."""
     dtype, how = _DTYPES[kind], dict(batch)
     count, step = how.get("BATCH_COUNT", 1), how.get("STRIDED_BATCH_OFFSET", 0)
     assert ld >= rows
-    nbytes = ((count - 1) * step + (cols - 1) * ld + rows) * dtype.itemsize
-    memory = (ctypes.c_char * nbytes).from_address(at)
     strides = tuple(entries * dtype.itemsize for entries in (step, 1, ld))
-    return np.ndarray((count, rows, cols), dtype, memory, strides=strides)
+    return Place(at, (count, rows, cols), strides, dtype)
 
 
 _FLOAT8 = [int(number) for name, number in DATA_TYPES.items() if name.startswith("float8")]

@@ -1,92 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that reach each other, as the overlapped algorithms see them: streams, events, flags and barriers as a model.
+"""GPUs that reach each other, all in one process: what is queued on their streams runs in any order that these allow.
 
 peers = Peers(3)
 peers.products(lambda gpu: ...)   # every rank queues its products on its own gpu
 peers.run(seed=1)                 # in some order that the streams, events, flags and barriers allow
 
-The model computes on NumPy's memory, and it keeps vector clocks: two accesses to a byte, one of them a write, that no
-chain of streams, events, flags and barriers orders are a fault, whether or not the numbers came out right. So is a flag
-that is raised before the last one was seen, a flag that nobody waits for, and a product that never ends.
+Each rank has the engine's own ``Gpu``, on a ``FakeGpu``, as if in a process of its own. The model keeps vector clocks:
+two accesses to a byte, one of them a write, that no chain of streams, events, flags, barriers and messages orders are a
+fault, whether or not the numbers came out right. So is a flag that is raised before the last one was seen, a flag that
+nobody waits for, and a product that never ends.
 """
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import random
+import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from ml_dtypes import finfo
 
-from pblasmp.dtypes import DTYPES, accumulation_dtype, is_float8
-from pblasmp.engines.gpu.kernels.compiler import stood_for
-from pblasmp.engines.gpu.kernels.kernels import check_added
-from pblasmp.engines.gpu.kernels.lt_product import PLAIN, Batch
-from pblasmp.engines.gpu.kernels.one_kernel import parts_in_boxes
-from pblasmp.engines.gpu.kernels.views import Blocks, Move, View
+from pblasmp.comm.choice import Serial
+from pblasmp.comm.locations import Location
+from pblasmp.dtypes import DTYPES, is_float8
+from pblasmp.engines.gpu.kernels.one_kernel import gives_results, parts_in_boxes
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.runtime.device import Device
 from pblasmp.engines.gpu.runtime.gpu import Gpu
-from pblasmp.engines.gpu.runtime.nccl import NCCL_SUM, NCCL_TYPES
-from pblasmp.engines.gpu.runtime.windows import ONE_KERNEL_INBOXES, SLOTS
-from tests.helpers.fakecublas import Cublas
-from tests.helpers.hardware import SHARED_MEMORY, is_legal, why_no_room, why_not_8_bits, why_not_pitches
+from pblasmp.engines.gpu.runtime.gpu_runtime import GpuRuntime
+from pblasmp.engines.gpu.runtime.nccl import Nccl
+from pblasmp.engines.gpu.runtime.windows import FLAGS, KINDS, ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
+from tests.helpers.fakegpu import FakeGpu
+from tests.helpers.fakenccl import Takes
+from tests.helpers.gpu_memory import AtOnce, Fault, Flag, Place, at, lines, place
+from tests.helpers.hardware import SHARED_MEMORY, why_no_room
 
 ROOM = 1 << 16  # bytes of each rank
-_OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "N": lambda x: x,
-    "T": np.transpose,
-    "C": lambda x: x.conj().T,
-}
-_STREAMS = 12
-_BYTE = np.dtype(np.uint8)
-_NCCL = {number: np.dtype(DTYPES[name]) for name, number in reversed(NCCL_TYPES.items()) if name in DTYPES}
-"""Types by NCCL's numbers; those of complex ones are their parts'."""
+_LARGE = 1 << 20  # of more bytes, which are workspaces, only the first ones are there
+_STREAMS = 14
+_ZERO = "flags", ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
+"""The symmetric buffers that rely on new memory's being zero, as all of it is."""
+_NUMBERS = count(1000)  # of GPUs: contexts of other tests are not on them
+_PROCESSES: weakref.WeakValueDictionary[int, Process] = weakref.WeakValueDictionary()  # by their GPUs
+_INSTALLED = pytest.MonkeyPatch()
 
 
-class Fault(AssertionError):  # noqa: N818
-    """What the model found."""
+def uninstall() -> None:
+    """Remove the modules of the GPUs that were made last: at the end of each test."""
+    _INSTALLED.undo()
 
 
 @dataclass
 class Op:
-    """Something queued: what it needs, what it does, what it reads and writes."""
+    """Something queued: how many buffers had been given back by then, what it waits for, what it does."""
 
     name: str
-    stream: tuple[int, str]
+    stream: tuple[int, int]
+    freed: int
     ready: Callable[[], bool]
-    do: Callable[[np.ndarray], None]  # is given its clock, which it may join with others'
-    reads: Sequence[View] = ()
-    writes: Sequence[View] = ()
-
-
-@dataclass
-class Flag:
-    up: bool = False
-    raised: np.ndarray | None = None
-    lowered: np.ndarray | None = None
-
-
-class Array:
-    """A CuPy array of the model."""
-
-    def __init__(self, view: View, values: np.ndarray) -> None:
-        self.dtype, self.shape, self.ndim, self.size = values.dtype, values.shape, values.ndim, values.size
-        self.strides, self.itemsize, self.values = values.strides, values.itemsize, values
-        self.data = SimpleNamespace(ptr=view.address)
-        self._view = view
-
-    def reshape(self, *shape: int) -> Array:
-        return Array(self._view, self.values.reshape(*shape))
-
-    def fill(self, value: float) -> None:
-        self.values.fill(value)
+    do: Callable[[Any], None]
 
 
 class Peers:
@@ -96,8 +77,13 @@ class Peers:
         size: ranks.
         skip: the synchronization to leave out: ``(rank, number)``, counted as they are queued.
         multiprocessors: of each, which decide how many pieces a product is cut into.
-        domains: the ranks that reach each other's memory; by default all.
+        domains: the ranks that reach each other's memory, hosts; by default all.
         capability: of each: 90 for 9.0.
+
+    Attributes:
+        gpus: the ranks' ``Gpu``.
+        program: by rank, what is queued.
+        freed: buffers that were given back: first and last address.
     """
 
     def __init__(
@@ -108,92 +94,92 @@ class Peers:
         domains: Sequence[tuple[int, ...]] = (),
         capability: int = 90,
     ) -> None:
-        self.size, self.skip = size, skip
-        self.domains = list(domains) or [tuple(range(size))]
+        self.size, self.domains = size, list(domains) or [tuple(range(size))]
+        self._domain_of = {rank: tuple(sorted(ranks)) for ranks in self.domains for rank in ranks}
+        self.skip: tuple[int, int] | None = None
+        whole = np.zeros(size * ROOM + 256, np.uint8)
+        start = -whole.ctypes.data % 256
+        self._whole, self.base = whole, whole.ctypes.data + start
+        self.memory = whole[start : start + size * ROOM].reshape(size, ROOM)
+        self.used, self.top = [64] * size, [ROOM] * size
         self.freed: list[tuple[int, int]] = []
-        self.memory = np.zeros((size, ROOM), np.uint8)
-        self.used = [64] * size
-        self.queues: dict[tuple[int, str], list[Op]] = defaultdict(list)
+        self.queues: dict[tuple[int, int], list[Op]] = defaultdict(list)
         self.program: list[list[Op]] = [[] for _ in range(size)]
-        self.flags: dict[tuple[int, int, int], Flag] = defaultdict(Flag)  # of rank, from rank, number
         clocks = size * _STREAMS
         new_clock = partial(np.zeros, clocks, np.int16)  # new pages of memory take longer than all that runs
-        for rank, other, box in itertools.product(
-            range(size), range(size), range(SLOTS.count)
-        ):  # free at first
-            self.flags[rank, other, SLOTS.at(box)] = Flag(True, new_clock())
-        self.arrivals: dict[tuple[int, str], list[np.ndarray]] = {
-            (rank, "end"): [new_clock()] for rank in range(size)
-        }
-        self.clocks: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
-        self.joined: dict[tuple[int, str], np.ndarray] = defaultdict(new_clock)
-        self.numbers: dict[tuple[int, str], int] = {}
+        self.clocks: dict[tuple[int, int], np.ndarray] = defaultdict(new_clock)
+        self.joined: dict[tuple[int, int], np.ndarray] = defaultdict(new_clock)
+        self.numbers: dict[tuple[int, int], int] = {}
         self.written = np.zeros((size, 2, ROOM), np.int16)  # by whom, and when
         self.read = np.zeros((size, clocks, ROOM), np.int16)
-        self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
-        # by sender and receiver, what is under way
-        self.messages: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
-        self.gpus = [FakePeer(self, rank, multiprocessors, capability=capability) for rank in range(size)]
+        self.flags: dict[
+            int, int
+        ] = {}  # by rank, where they are: in its first window, behind barriers' words
+        self.assumed: list[tuple[Process, int, tuple[int, ...]]] = []  # whose windows some are
+        self.groups: dict[Any, dict[int, Any]] = defaultdict(dict)  # of NCCL's ranks, by what was split
+        self.windows: dict[Any, dict[int, int]] = defaultdict(dict)
+        # by sender and receiver, what is under way; by communicator and rank, what came
+        self.messages: dict[Any, list[Any]] = defaultdict(list)
+        self.arrivals: dict[Any, list[Any]] = defaultdict(list)
+        shared = AtOnce()
+        self.streams = [PeerStreams(self, rank, shared) for rank in range(size)]
+        self.gpus = [Peer(each, multiprocessors, capability) for each in self.streams]
+        for process, comm, ranks in self.assumed:
+            assert process.ranks(comm) == ranks
+        self.run()
+        self.settled = {stream: self.clocks[stream][number] for stream, number in self.numbers.items()}
+        for each in self.streams:
+            each.names.clear()
+        self.skip = skip
 
     # -- memory
 
-    def allocate(self, rank: int, nbytes: int) -> int:
-        at = self.used[rank]
-        self.used[rank] += -(-nbytes // 16) * 16
-        assert self.used[rank] <= ROOM, "the model's memory is full"
-        self.memory[rank, at : self.used[rank]] = 0xFF  # NaN in every type
-        return ((rank + 1) << 32) + at
+    def allocate(self, rank: int, nbytes: int, *, symmetric: bool = False) -> int:
+        """Return new memory, NaN in every type; what is symmetric is at the same place on every rank."""
+        nbytes = -(-(nbytes if nbytes < _LARGE else 64) // 16) * 16
+        if symmetric:
+            self.top[rank] -= nbytes
+        start = self.top[rank] if symmetric else self.used[rank]
+        self.used[rank] += 0 if symmetric else nbytes
+        assert self.used[rank] <= self.top[rank], "the model's memory is full"
+        self.memory[rank, start : start + nbytes] = 0xFF
+        return self.base + rank * ROOM + start
 
-    def array(self, rank: int, values: np.ndarray, *, ld: int = 0) -> Array:
+    def array(self, rank: int, values: np.ndarray, *, ld: int = 0) -> Any:
         """Return a rank's array with these values; rows ``ld`` entries apart."""
-        rows, cols = values.shape
-        ld = ld or cols
-        view = View(self.allocate(rank, rows * ld * values.itemsize), rows, cols, max(1, ld), values.dtype)
-        if values.size:
-            self.of(view)[...] = values
-        return Array(view, self.of(view))
+        (rows, cols), size = values.shape, values.itemsize
+        ld = max(1, ld or cols)
+        nbytes = rows * ld * size
+        at = SimpleNamespace(ptr=self.allocate(rank, nbytes), mem=SimpleNamespace(size=nbytes))
+        made = self.streams[rank].cupy.ndarray(values.shape, values.dtype, at, (ld * size, size))
+        made.values[...] = values
+        return made
 
-    def of(self, view: View) -> np.ndarray:
-        """Return the memory of a view."""
-        if not view.rows * view.cols:
-            return np.empty((view.rows, view.cols), view.dtype)
-        rank, at = self._place(view)
-        size = view.dtype.itemsize
-        end = at + ((view.rows - 1) * view.ld + view.cols) * size
-        if not 0 <= at <= end <= self.used[rank]:
-            raise Fault(f"rank {rank}: {view} is outside of its memory")
+    def where(self, address: int) -> tuple[int, int]:
+        """Return whose memory an address is in, and where."""
+        return divmod(address - self.base, ROOM)
+
+    def marks(self, kept: np.ndarray, of: Place) -> np.ndarray:
+        """Return what is ``kept`` of every byte of its rank: lines × extents × bytes of an element."""
+        rank, start = self.where(of.address)
+        lines = kept[rank]
+        line, byte = lines.strides
+        shape = len(lines), *of.extents, of.dtype.itemsize
         return np.ndarray(
-            (view.rows, view.cols), view.dtype, self.memory[rank].data, at, (view.ld * size, size)
+            shape, lines.dtype, lines, start * byte, (line, *(s * byte for s in of.strides), byte)
         )
 
-    @staticmethod
-    def _place(view: View) -> tuple[int, int]:
-        return (view.address >> 32) - 1, view.address & 0xFFFFFFFF
+    def domain_of(self, rank: int) -> tuple[int, ...]:
+        return self._domain_of[rank]
 
-    def _marks(self, kept: np.ndarray, view: View) -> np.ndarray:
-        """Return what is ``kept`` of every byte of its rank, for a view: lines × rows × bytes of a row."""
-        rank, at = self._place(view)
-        lines, size = kept[rank], view.dtype.itemsize
-        line, byte = lines.strides
-        shape = len(lines), view.rows, view.cols * size
-        return np.ndarray(shape, lines.dtype, lines, at * byte, (line, view.ld * size * byte, byte))
-
-    # -- queueing
-
-    def queue(self, op: Op, *, synchronizes: bool = False) -> None:
-        rank = op.stream[0]
-        if synchronizes:
-            number = self.gpus[rank].synchronizations
-            self.gpus[rank].synchronizations += 1
-            self.gpus[rank].names.append(op.name)
-            if self.skip == (rank, number):
-                return
-        for view in (*op.reads, *op.writes):
-            owner = self._place(view)[0]
-            if not any({rank, owner} <= {*ranks} for ranks in self.domains):
-                raise Fault(f"{op.name}: rank {rank} does not reach the memory of rank {owner}")
-        self.queues[op.stream].append(op)
-        self.program[rank].append(op)
+    def flag_at(self, address: int) -> tuple[int, int, int] | None:
+        """Return of which rank a flag is, its number, and from which rank it comes; None if there is no flag."""
+        rank, _ = self.where(address)
+        if rank not in self.flags:
+            return None
+        members = self.domain_of(rank)
+        number, source = divmod((address - self.flags[rank]) // 4, len(members))
+        return (rank, number, members[source]) if 0 <= number < FLAGS else None
 
     # -- running
 
@@ -203,549 +189,421 @@ class Peers:
         Flags of free slots are up at the end: what follows would wait for them.
         """
         chance = random.Random(seed)
-        lines = list(self.program) if seed is None else list(self.queues.values())
-        while any(lines):
-            able = [line for line in lines if line and line[0].ready()]
-            if not able:
-                waiting = [line[0].name for line in lines if line]
-                raise Fault(f"deadlock: {waiting}")
-            line = chance.choice(able)
-            self._run(line.pop(0))
+        lines = [line for line in (self.program if seed is None else self.queues.values()) if line]
+        while lines:
+            chance.shuffle(lines)
+            able = next((line for line in lines if line[0].ready()), None)
+            if able is None:
+                raise Fault(f"deadlock: {[line[0].name for line in lines]}")
+            self.step(able.pop(0))
+            lines = lines if able else [line for line in lines if line]
         self.queues.clear()
-        free = {SLOTS.at(box) for box in range(SLOTS.count)}
-        up = [key for key, flag in self.flags.items() if flag.up and key[2] not in free]
+        for each in self.program:
+            each.clear()
+        up = [at for at, flag in self.streams[0].flags.items() if flag.up and not flag.stays]
         if up:
-            raise Fault(f"flags that nobody waited for: {up}")
+            raise Fault(f"flags that nobody waited for: {[self.flag_at(at) for at in up]}")
 
-    def _run(self, op: Op) -> None:
+    def step(self, op: Op) -> None:
         number = self.numbers.setdefault(op.stream, len(self.numbers))
         clock = self.clocks[op.stream]
         clock[number] += 1
         now = self.joined[op.stream][number] = clock[number]
         assert now > 0, "the model's clocks are full"
-        known = len(self.numbers)  # no other stream has read anything
-        for view in op.reads:
-            by, when = self._marks(self.written, view)
-            if (when > clock[by]).any():
-                raise Fault(f"{op.name} on {op.stream} reads what is being written")
-            self._marks(self.read, view)[number] = now
-        for view in op.writes:
-            by, when = written = self._marks(self.written, view)
-            read = self._marks(self.read, view)[:known]
-            if (when > clock[by]).any() or (read > clock[:known, None, None]).any():
-                raise Fault(f"{op.name} on {op.stream} writes what is being used")
-            written[0], written[1] = number, now
-        op.do(clock)
-
-
-def join(clock: np.ndarray, other: np.ndarray) -> None:
-    np.maximum(clock, other, out=clock)
-
-
-class Launch:
-    """Parts of matrices that a kernel works on, some of whose entries are addresses."""
-
-    def __init__(self, queue: Callable[[list[Any]], Any], parts: list[Any], addresses: Sequence[int]) -> None:
-        self._queue, self._parts, self._addresses = queue, parts, addresses
-
-    def __call__(self, stream: Any) -> None:
-        self._queue(self._parts)
-
-    def at(self, bases: dict[int, int], stream: Any) -> None:
-        self.placed(bases)(stream)
-
-    def placed(self, bases: dict[int, int]) -> Launch:
-        parts = []
-        for part in self._parts:
-            entries = list(part)
-            for i, number, offset in stood_for((i, part[i]) for i in self._addresses):
-                entries[i] = bases[number] + offset
-            parts.append(part._make(entries) if hasattr(part, "_make") else tuple(entries))
-        return Launch(self._queue, parts, self._addresses)
-
-
-class Made(dict[str, Any]):
-    """Objects by name, created on first use."""
-
-    def __init__(self, make: Callable[[str], Any]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, name: str) -> Any:
-        self[name] = made = self._make(name)
-        return made
-
-
-class Event:
-    """CuPy's."""
-
-    def __init__(self, gpu: FakePeer, name: str) -> None:
-        self._gpu, self.name = gpu, name
-        self.seen: list[np.ndarray] = []
-
-    def record(self, stream: Stream) -> None:
-        seen, joined = [], self._gpu.joined(stream.ptr)
-        self.seen = seen
-        self._gpu.queue("record", stream.ptr, lambda clock: seen.extend((clock.copy(), joined.copy())))
-
-
-class Stream:
-    """CuPy's."""
-
-    def __init__(self, gpu: FakePeer, name: str) -> None:
-        self._gpu, self.ptr = gpu, name
-
-    def wait_event(self, event: Event) -> None:
-        seen, joined = event.seen, self._gpu.joined(self.ptr)
-
-        def wait(clock: np.ndarray) -> None:
-            join(clock, seen[0])
-            join(joined, seen[1])
-
-        name = f"{self.ptr} follows {event.name}"
-        self._gpu.queue(name, self.ptr, wait, ready=lambda: bool(seen), synchronizes=not self._gpu.forks)
-
-
-class Reached:
-    """``windows.Windows``: symmetric memory, barriers and flags of a GPU's domain."""
-
-    def __init__(self, gpu: FakePeer) -> None:
-        self._gpu, self._peers, self.rank, self.domains = gpu, gpu.peers, gpu.rank, gpu.domains
-        self.members = next(ranks for ranks in self.domains if self.rank in ranks)
-        self.size = len(self.members)
-        self._epochs = {"end": 0, "between": 0}
-
-    def buffer(self, name: str) -> Any:
-        everyone = self._peers.meetings["reserve " + name, 0]
-        peers = {rank: everyone[rank][0] for rank in self.members if rank in everyone}
-        return SimpleNamespace(peers=peers, nbytes=everyone.get(self.rank, (0, 0))[1], captured=False)
-
-    def reserve(self, name: str, nbytes: int) -> None:
-        if self.buffer(name).nbytes < nbytes:
-            self._gpu.arena.generation += 1
-            at = self._peers.allocate(self.rank, nbytes)
-            self._peers.meetings["reserve " + name, 0][self.rank] = at, nbytes
-            if name == ONE_KERNEL_INBOXES:  # all new memory is zero, but nothing else needs it
-                self._peers.memory[self.rank][at & 0xFFFFFFFF :][:nbytes] = 0
-
-    def arrive(self, stream: Stream, kind: str = "end") -> None:
-        came = self._peers.arrivals.setdefault((self.rank, kind), [])
-        self._gpu.queue(
-            "arrive", stream.ptr, lambda clock: came.append(clock.copy()), synchronizes=kind == "end"
-        )
-
-    def await_all(self, stream: Stream, kind: str = "end") -> None:
-        epoch = self._epochs[kind]
-        self._epochs[kind] += 1
-        everyone = [self._peers.arrivals.setdefault((rank, kind), []) for rank in self.members]
-        self._gpu.queue(
-            "await all" if kind == "end" else "meet", stream.ptr,
-            lambda clock: [join(clock, came[epoch]) for came in everyone],
-            ready=lambda: all(len(came) > epoch for came in everyone), synchronizes=True,
-        )  # fmt: skip
-
-    def meet(self, stream: Stream) -> None:
-        self.arrive(stream, "between")
-        self.await_all(stream, "between")
-
-    def raise_flag(self, stream: Stream, rank: int, number: int) -> None:
-        flag, me = self._peers.flags[rank, self.rank, number], self.rank
-
-        def do(clock: np.ndarray) -> None:
-            if flag.up or (flag.lowered is not None and (flag.lowered > clock).any()):
-                raise Fault(f"rank {me} raises flag {number} of rank {rank} that was not seen yet")
-            flag.up, flag.raised = True, clock.copy()
-
-        self._gpu.queue(f"raise {number} of {rank}", stream.ptr, do, synchronizes=True)
-
-    def raise_flags(self, stream: Stream, flags: Iterable[tuple[int, int]]) -> None:
-        assert stream.ptr == "main", "a GEMM may run next to other streams"
-        for rank, number in flags:
-            self.raise_flag(stream, rank, number)
-
-    def await_flag(self, stream: Stream, rank: int, number: int) -> None:
-        flag = self._peers.flags[self.rank, rank, number]
-
-        def do(clock: np.ndarray) -> None:
-            join(clock, flag.raised)
-            flag.up, flag.lowered = False, clock.copy()
-
-        name = f"await {number} of {rank}"
-        self._gpu.queue(name, stream.ptr, do, ready=lambda: flag.up, synchronizes=True)
-
-    def await_flags(self, stream: Stream, flags: Iterable[tuple[int, int]]) -> None:
-        assert stream.ptr == "main", "a GEMM may run next to other streams"
-        for rank, number in flags:
-            self.await_flag(stream, rank, number)
-
-
-class Copies:
-    """cupy.cuda.runtime, as far as it copies: from and to any GPU's memory."""
-
-    memcpyDefault = 4  # noqa: N815
-
-    def __init__(self, gpu: FakePeer) -> None:
-        self._queue, self._of = gpu.queue, gpu.peers.of
-
-    def memsetAsync(self, at: int, value: int, nbytes: int, stream: str) -> None:  # noqa: N802
-        memory = View.of_bytes(at, nbytes)
-        self._queue("clear", stream, lambda _: self._of(memory).fill(value), [], [memory])
-
-    def memcpyAsync(self, to: int, of: int, nbytes: int, kind: int, stream: str) -> None:  # noqa: N802
-        self.memcpy2DAsync(to, nbytes, of, nbytes, nbytes, 1, kind, stream)
-
-    def memcpy2DAsync(  # noqa: N802
-        self, to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: str
-    ) -> None:
-        assert kind == self.memcpyDefault
-        if why_not := why_not_pitches(width, height, (to_pitch, of_pitch)):
-            raise Fault(why_not)
-        there, here = (View(at, height, width, ld, _BYTE) for at, ld in ((to, to_pitch), (of, of_pitch)))
-
-        def do(_: np.ndarray) -> None:
-            self._of(there)[...] = self._of(here)
-
-        self._queue("copy", stream, do, [here], [there])
-
-
-class PeerKernels:
-    """``Kernels``."""
-
-    def __init__(self, gpu: FakePeer) -> None:
-        self._gpu, self._queue, self._of = gpu, gpu.queue, gpu.peers.of
-
-    def copy(self, stream: Any, to: View, of: View) -> None:
-        assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
-
-        def do(_: np.ndarray) -> None:
-            self._of(to)[...] = self._of(of)
-
-        self._queue("copy", stream.ptr, do, [of], [to])
-
-    def move(self, stream: Any, moves: Iterable[Move], *, conjugate: int = 0) -> None:
-        byte = np.dtype(np.uint8)
-        pairs = [
-            tuple(
-                View(
-                    base + sum(i * s for i, s in zip(at, strides[:-1], strict=True)),
-                    rows,
-                    run,
-                    strides[-1],
-                    byte,
-                )
-                for base, strides in ((to, there), (of, here))
-            )
-            for to, there, of, here, (*counts, rows, run) in moves
-            for at in itertools.product(*map(range, counts))
-        ]
-
-        def do(_: np.ndarray) -> None:
-            for target, source in pairs:
-                found = self._of(source)
-                if conjugate and found.size:
-                    found = np.conj(np.ascontiguousarray(found).view(f"c{conjugate}")).view(byte)
-                self._of(target)[...] = found
-
-        self._queue("move", stream.ptr, do, [of for _, of in pairs], [to for to, _ in pairs])
-
-    def add(self, stream: Any, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
-            c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
-            amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
-        c = c if beta != 0 else None
-        check_added(parts, outs, c, bias)
-        exact = accumulation_dtype((*parts, *outs)[0].dtype)
-        raised, scales = _number(amax), _number(scale)
-
-        def do(_: np.ndarray) -> None:
-            y = np.zeros((outs[0].rows, outs[0].cols), exact)
-            y = sum((self._of(part).astype(exact) for part in parts), y)
-            if beta != 0:
-                y = y + exact.type(beta) * self._of(c).astype(exact)
-            if bias:
-                y = y + self._of(bias).astype(exact)
-            y = np.maximum(y, 0) if activation == "relu" else y
-            for largest in raised:
-                self._of(largest)[...] = max(self._of(largest)[0, 0], abs(y).max())
-            for factor in scales:
-                y = y * self._of(factor)
-            for out in outs:
-                self._of(out)[...] = y
-
-        reads = [*parts, *([c] if c else []), *([bias] if bias else []), *scales]
-        self._queue("add", stream.ptr, do, reads, [*outs, *raised])
-
-    def moves(self, moves: Iterable[Move]) -> list[Launch]:
-        moves = list(moves)
-        return [Launch(partial(self.move, self._gpu.stream("main")), moves, (0, 2))] if moves else []
-
-    def sum(
-        self, dtype: np.dtype, tiles: Sequence[Any], d: Any, x: Any, c: Any, alpha: complex, beta: complex, *,
-        conjugate: bool = False, uplo: str = "", real: bool = False, deals: Any = None,
-    ) -> list[Launch]:  # fmt: skip
-        def stored(at: int, by_columns: bool, ld: int, rows: int, cols: int) -> tuple[View, bool]:
-            return View(at, *((cols, rows) if by_columns else (rows, cols)), ld, dtype), by_columns
-
-        def get(view: View, by_columns: bool) -> np.ndarray:
-            found = self._of(view)
-            return found.T if by_columns else found
-
-        def launch(tile: Any) -> None:
-            to, of, old = (
-                stored(at, *how, tile.rows, tile.cols) for at, how in zip(tile[:3], (d, x, c), strict=True)
-            )
-
-            def do(_: np.ndarray) -> None:
-                kind = np.conj if conjugate else np.positive
-                added = alpha * kind(get(*of)) + (beta * get(*old) if beta else 0)
-                inside = np.ones(added.shape, bool)
-                if uplo:
-                    r, q = (
-                        (at // y.block * y.nprocs + y.turn) * y.block + at % y.block - y.lead
-                        for at, y in (
-                            (tile.i + np.arange(tile.rows) + deals[0].skipped, deals[0]),
-                            (tile.j + np.arange(tile.cols) + deals[1].skipped, deals[1]),
-                        )
-                    )
-                    r, q = r[:, None], q[None, :]
-                    inside = r >= q if uplo == "L" else r <= q
-                    added = np.where(r == q, added.real, added) if real else added
-                np.copyto(get(*to), added, where=inside)
-
-            self._queue("sum", "main", do, [of[0], *([old[0]] if beta else [])], [to[0]])
-
-        return [Launch(lambda tiles: [launch(tile) for tile in tiles], list(tiles), (0, 1, 2))]
-
-
-class Collectives:
-    """nccl.bindings.nccl: every rank's part is there when the last one comes. Communicators are tuples of ranks."""
-
-    def __init__(self, gpu: FakePeer) -> None:
-        self._gpu, self._rank, self._of = gpu, gpu.rank, gpu.peers.of
-        self._calls: dict[Any, int] = defaultdict(int)
-
-    def group_start(self) -> None: ...
-
-    group_end = group_start
-
-    def collective(
-        self, name: str, comm: tuple[int, ...], stream: str, of: View,
-        takes: Sequence[tuple[View, Callable[[list[np.ndarray]], Any]]],
-    ) -> None:  # fmt: skip
-        """Queue a call: what becomes, of what all have sent, of each matrix that this rank receives."""
-        came = [self._gpu.peers.arrivals.setdefault((rank, stream, comm), []) for rank in comm]
-        here, number = came[comm.index(self._rank)], self._calls[stream, comm]
-        self._calls[stream, comm] += 1
-
-        def receive(clock: np.ndarray) -> None:
-            for each in came:
-                join(clock, each[number][0])
-            for to, made in takes:
-                self._of(to)[...] = made([each[number][1] for each in came])
-
-        send = lambda clock: here.append((clock.copy(), self._of(of).copy()))  # noqa: E731
-        self._gpu.queue("arrive", stream, send, [of])
-        ready = lambda: all(len(each) > number for each in came)  # noqa: E731
-        self._gpu.queue(name, stream, receive, [], [to for to, _ in takes], ready=ready)
-
-    def send(self, at: int, nbytes: int, kind: int, rank: int, comm: tuple[int, ...], stream: str) -> None:
-        of, box = View.of_bytes(at, nbytes), self._gpu.peers.messages[self._rank, comm[rank]]
-        self._gpu.queue("send", stream, lambda clock: box.append((self._of(of).copy(), clock.copy())), [of])
-
-    def recv(self, at: int, nbytes: int, kind: int, rank: int, comm: tuple[int, ...], stream: str) -> None:
-        to, box = View.of_bytes(at, nbytes), self._gpu.peers.messages[comm[rank], self._rank]
-
-        def do(clock: np.ndarray) -> None:
-            values, sent = box.pop(0)
-            join(clock, sent)
-            assert values.nbytes == nbytes, "a message of another length"
-            self._of(to)[...] = values
-
-        ready = lambda: bool(box)  # noqa: E731
-        self._gpu.queue("receive", stream, do, [], [to], ready=ready, synchronizes=True)
-
-    def _sum(self, name: str, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str,
-             sent: int, start: int = 0, *, takes: bool = True) -> None:  # fmt: skip
-        assert op == NCCL_SUM
-        dtype = _NCCL[kind]
-        added = lambda parts: sum(part.astype(accumulation_dtype(dtype)) for part in parts)  # noqa: E731
-        mine = [(View.at(to, (1, count), dtype), lambda parts: added(parts)[:, start : start + count])]
-        self.collective(name, comm, stream, View.at(of, (1, sent), dtype), mine if takes else ())
-
-    def reduce_scatter(
-        self, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str
-    ) -> None:
-        start = comm.index(self._rank) * count
-        self._sum("reduce scatter", of, to, count, kind, op, comm, stream, len(comm) * count, start)
-
-    def reduce(
-        self, of: int, to: int, count: int, kind: int, op: int, root: int, comm: tuple[int, ...], stream: str
-    ) -> None:
-        is_root = comm.index(self._rank) == root
-        self._sum("reduce", of, to, count, kind, op, comm, stream, count, takes=is_root)
-
-    def all_reduce(
-        self, of: int, to: int, count: int, kind: int, op: int, comm: tuple[int, ...], stream: str
-    ) -> None:
-        self._sum("all reduce", of, to, count, kind, op, comm, stream, count)
-
-    def all_gather(self, of: int, to: int, count: int, kind: int, comm: tuple[int, ...], stream: str) -> None:
-        assert kind == 1
-        parts = [View.of_bytes(to + i * count, count) for i in range(len(comm))]
-        takes = [(part, itemgetter(i)) for i, part in enumerate(parts) if part.address != of]
-        self.collective("all gather", comm, stream, View.of_bytes(of, count), takes)
-
-    def broadcast(
-        self, of: int, to: int, count: int, kind: int, root: int, comm: tuple[int, ...], stream: str
-    ) -> None:
-        assert kind == 1
-        is_root = comm.index(self._rank) == root
-        sent = View.of_bytes(of, count if is_root else 0)
-        takes = [] if is_root and to == of else [(View.of_bytes(to, count), itemgetter(root))]
-        self.collective("broadcast", comm, stream, sent, takes)
-
-
-class FakePeer(Gpu):
-    """``Gpu`` on one rank, on what is played of CuPy, NCCL, windows and kernels.
+        op.do(Running(self, op, number, now))
+
+
+class Running:
+    """What runs: the memory that it reads and writes, and its place among all else."""
+
+    def __init__(self, peers: Peers, op: Op, number: int, now: int) -> None:
+        self._peers, self._op, self._number, self._now = peers, op, number, now
+        self._clock, self._joined = peers.clocks[op.stream], peers.joined[op.stream]
+
+    def _place(self, of: Place | View) -> Place:
+        """Return a place that this rank reaches."""
+        of, peers, name = place(of) if isinstance(of, View) else of, self._peers, self._op.name
+        if 0 in of.extents:
+            return of
+        (owner, start), rank = peers.where(of.address), self._op.stream[0]
+        end = start + of.nbytes
+        if not (
+            0 <= owner < peers.size and (end <= peers.used[owner] or peers.top[owner] <= start <= end <= ROOM)
+        ):
+            raise Fault(f"{name}: {of} is outside of the memory of rank {owner}")
+        if owner not in peers.domain_of(rank):
+            raise Fault(f"{name}: rank {rank} does not reach the memory of rank {owner}")
+        if any(first <= of.address < last for first, last in peers.freed[: self._op.freed]):
+            raise Fault(f"{name}: {of} is in memory that was given back")
+        return of
+
+    def read(self, of: Place | View) -> np.ndarray:
+        of = self._place(of)
+        if 0 not in of.extents:
+            by, when = self._peers.marks(self._peers.written, of)
+            if (when > self._clock[by]).any():
+                raise Fault(f"{self._op.name} on {self._op.stream} reads what is being written")
+            self._peers.marks(self._peers.read, of)[self._number] = self._now
+        return at(of)
+
+    def write(self, of: Place | View) -> np.ndarray:
+        of = self._place(of)
+        if 0 not in of.extents:
+            known = len(self._peers.numbers)  # no other stream has read anything
+            by, when = written = self._peers.marks(self._peers.written, of)
+            read = self._peers.marks(self._peers.read, of)[:known]
+            mine = self._clock[:known].reshape(-1, *[1] * (read.ndim - 1))
+            if (when > self._clock[by]).any() or (read > mine).any():
+                raise Fault(f"{self._op.name} on {self._op.stream} writes what is being used")
+            written[0], written[1] = self._number, self._now
+        return at(of)
+
+    def stamp(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._clock.copy(), self._joined.copy()
+
+    def after(self, stamp: tuple[np.ndarray, np.ndarray], *, by_event: bool = False) -> None:
+        np.maximum(self._clock, stamp[0], out=self._clock)
+        if by_event:  # which a graph records, too
+            np.maximum(self._joined, stamp[1], out=self._joined)
+
+    def check_joined(self) -> None:
+        """Raise a Fault if a stream of this rank's is not joined to the one that runs."""
+        for stream, number in self._peers.numbers.items():
+            seen = max(self._joined[number], self._peers.settled.get(stream, 0))
+            if stream[0] == self._op.stream[0] and self._peers.clocks[stream][number] > seen:
+                raise Fault(f"stream {stream} is not joined: no graph can record this")
+
+    def is_later(self, stamp: tuple[np.ndarray, np.ndarray] | None) -> bool:
+        return stamp is None or not (stamp[0] > self._clock).any()
+
+
+class PeerStreams(AtOnce):
+    """One rank's streams: what is queued runs when all of the ranks' run.
 
     Attributes:
-        forks: whether streams begin to follow the main one: no signal that could be left out, but what a graph needs.
-        synchronizations, names: how many and which signals this rank has queued.
+        names: which signals this rank has queued, that a test may leave out.
+        cupy: the module, as this rank sees it.
     """
 
-    def __init__(self, peers: Peers, rank: int, multiprocessors: int, capability: int = 90) -> None:
-        self.peers, self.rank, self.size = peers, rank, peers.size
-        self.multiprocessors, self.capability, self.domains = multiprocessors, capability, peers.domains
-        self.why_no_windows, self.shared_gpus, self.forks = "", False, False
-        self.synchronizations, self._calls = 0, 0
-        self.names: list[str] = []
+    def __init__(self, peers: Peers, rank: int, shared: AtOnce) -> None:
+        super().__init__()
+        self.peers, self.rank, self.names = peers, rank, list[str]()
+        self.cupy: Any = None
+        self.flags, self.arrivals = shared.flags, shared.arrivals
+
+    def queue(
+        self, stream: int, name: str, do: Callable[[Any], None], *, ready: Callable[[], bool] = lambda: True,
+        synchronizes: bool = False,
+    ) -> None:  # fmt: skip
+        if synchronizes:
+            self.names.append(name)
+            if self.peers.skip == (self.rank, len(self.names) - 1):
+                return
+        op = Op(name, (self.rank, stream), len(self.peers.freed), ready, do)
+        self.peers.queues[op.stream].append(op)
+        self.peers.program[self.rank].append(op)
+
+    def is_done(self, stream: int) -> bool:
+        """Run what the host waits for."""
+        line = self.peers.queues[self.rank, stream]
+        while line and line[0].ready():
+            self.peers.program[self.rank].remove(line[0])
+            self.peers.step(line.pop(0))
+        if line:
+            raise Fault(
+                f"rank {self.rank}: the host waits for {line[0].name}, which other ranks have not queued"
+            )
+        return True
+
+    def name_of(self, flag: int) -> str:
+        found = self.peers.flag_at(flag)
+        if found is None:
+            return hex(flag)
+        rank, number, source = found
+        return f"{number} of {source if rank == self.rank else rank}"
+
+    def copy(self, stream: int, to: Place, of: Place) -> None:
+        """A copy over flags raises them."""
+        if self.peers.flag_at(to.address) is None:
+            super().copy(stream, to, of)
+            return
+        assert (at(of).view(np.uint32) == 1).all()
+        if to.nbytes == 4:
+            self.raise_flag(stream, to.address)
+        else:  # at first, of free slots
+            self.queue(
+                stream, "raise flags", partial(self._raise_all, range(to.address, to.address + to.nbytes, 4))
+            )
+
+    def _raise_all(self, flags: Iterable[int], memory: Running) -> None:
+        for address in flags:
+            self.flags[address] = Flag(True, True, memory.stamp())
+
+
+class _Alike(Serial):
+    """The ranks of all GPUs, as one of them sees them: each does, and says, what this one does."""
+
+    def __init__(self, rank: int, domains: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.rank, self.size = rank, sum(map(len, domains))
+        hosts = {rank: i for i, ranks in enumerate(domains) for rank in ranks}
+        here = Location(("", ""), "", 0, "", 0, 0, 0, 0)
+        self._locations = [here._replace(machine=(f"host {hosts[rank]}", "")) for rank in range(self.size)]
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def locations(self) -> list[Location]:
+        return self._locations
+
+
+class Process(FakeGpu):
+    """What the process of a rank sees of CuPy, NCCL and all else; NCCL's ranks are in this process, too."""
+
+    def __init__(self, streams: PeerStreams, multiprocessors: int, capability: int) -> None:
+        super().__init__(
+            queues=streams, capability=str(capability), multiprocessors=multiprocessors,
+            shared_memory=SHARED_MEMORY[capability], current=next(_NUMBERS),
+        )  # fmt: skip
+        self.peers, self.rank, self.launches = streams.peers, streams.rank, 0
+        _PROCESSES[self.current] = self
+        self.stream = self._next = self.current << 16  # no other GPU's streams have these addresses
+        self.windows, self.calls = defaultdict[int, int](int), defaultdict[int, int](int)
+
+    def new_memory(self, nbytes: int) -> Any:
+        """Memory of this rank's, which nobody may use once it was given back."""
+        start = self.peers.allocate(self.rank, nbytes)
+        memory = (ctypes.c_char * nbytes).from_address(start)
+        weakref.finalize(memory, self.peers.freed.append, (start, start + nbytes))
+        return memory
+
+    def load(self, device: int, *kernel: Any) -> int:
+        """Also of another GPU than that of the modules that were installed last."""
+        return FakeGpu.load(_PROCESSES[device], device, *kernel)
+
+    def copy_3d(self, copy: Any, stream: int) -> tuple[int]:
+        return FakeGpu.copy_3d(_PROCESSES[stream >> 16], copy, stream)
+
+    def _watch(self, content: Any, name: str = "") -> Any:
+        return content
+
+    def set_now(self, at: int, value: int, nbytes: int) -> None:
+        ctypes.memset(at, value, nbytes)
+
+    def _buffer(self, kind: str, nbytes: int) -> Any:
+        start = self.peers.allocate(self.rank, nbytes, symmetric=True)
+        return SimpleNamespace(handle=start, close=lambda: self.peers.freed.append((start, start + nbytes)))
+
+    # -- NCCL: every rank's part is there when the last one comes
+
+    def _nccl(self) -> SimpleNamespace:
+        process = self
+
+        class Communicator:
+            """Ranks of this process; who they are shows when all have been asked."""
+
+            def __init__(self, ptr: int) -> None:
+                self.ptr, self.splits = ptr, count()
+
+            @classmethod
+            def init(
+                cls, nranks: int, rank: int, unique_id: bytes, of: Any = (), color: int = 0
+            ) -> Communicator:
+                ptr = process._make("communicator", None)
+                process.peers.groups[of][process.rank] = color
+                process.communicators[ptr] = of, color
+                return cls(ptr)
+
+            def split(self, color: int, key: int) -> Communicator:
+                return self.init(0, key, b"", (process.communicators[self.ptr], next(self.splits)), color)
+
+            def destroy(self) -> None: ...
+
+            def get_async_error(self) -> int:
+                return 0
+
+        self.communicators: dict[int, Any] = {}
+        return SimpleNamespace(
+            Communicator=Communicator, RegisteredWindowHandle=type("", (_Window,), {"process": self}),
+            WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1), get_unique_id=lambda: b"unique",
+            mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),
+        )  # fmt: skip
+
+    def ranks(self, comm: int) -> tuple[int, ...]:
+        """Return the ranks of a communicator."""
+        of, color = self.communicators[int(comm)]
+        return tuple(rank for rank, said in sorted(self.peers.groups[of].items()) if said == color)
+
+    def _group_end(self) -> None:
+        self.group.pop()
+
+    def _message(self, name: str, at: int, nbytes: int, kind: int, peer: int, comm: Any, stream: int) -> None:
+        assert self.group, "a message outside a group waits for its other end"
+        place, ends = lines(at, 1, nbytes, nbytes), (self.rank, self.ranks(comm)[peer])
+        box = self.peers.messages[ends if name == "send" else ends[::-1]]
+
+        def send(memory: Any) -> None:
+            box.append((memory.read(place).copy(), memory.stamp()))
+
+        def receive(memory: Any) -> None:
+            values, sent = box.pop(0)
+            memory.after(sent)
+            assert values.nbytes == nbytes, "a message of another length"
+            memory.write(place)[...] = values
+
+        if name == "send":
+            self.queues.queue(stream, "send", send)
+        else:
+            self.queues.queue(stream, "receive", receive, ready=lambda: bool(box), synchronizes=True)
+
+    def place_in(self, comm: int) -> tuple[int, int]:
+        ranks = self.ranks(comm)
+        return ranks.index(self.rank), len(ranks)
+
+    def collective(
+        self, name: str, comm: int, stream: int, of: Place, takes: Takes, *, sends: bool = True
+    ) -> None:
+        ranks = self.ranks(comm)
+        came = [self.peers.arrivals[self.communicators[comm], rank] for rank in ranks]
+        here, number = came[ranks.index(self.rank)], self.calls[comm]
+        self.calls[comm] += 1
+
+        def send(memory: Any) -> None:
+            here.append((memory.stamp(), memory.read(of).copy() if sends else None))
+
+        def receive(memory: Any) -> None:
+            for each in came:
+                memory.after(each[number][0])
+            for to, made in takes:
+                memory.write(to)[...] = made([each[number][1] for each in came])
+
+        self.queues.queue(stream, "arrive", send)
+        self.queues.queue(stream, name, receive, ready=lambda: all(len(each) > number for each in came))
+
+
+class _Window:
+    """nccl.core.RegisteredWindowHandle: the same place on every rank, and nothing if not all reach each other."""
+
+    process: Process
+
+    def __init__(self, comm: int, address: int, nbytes: int, flags: int) -> None:
+        process, peers = self.process, self.process.peers
+        of_all = process.communicators[comm][0] == ()
+        # of a part, only the first rank is there yet: it is taken for a domain, which ``Peers`` checks
+        self._ranks = tuple(range(peers.size)) if of_all else peers.domain_of(process.rank)
+        self._address, self.handle = address, int(not of_all or len(peers.domains) == 1)
+        peers.assumed.append((process, comm, self._ranks))
+        sizes = peers.windows[process.communicators[comm], process.windows[comm]]
+        process.windows[comm] += 1
+        sizes[process.rank] = nbytes
+        if len({*sizes.values()}) > 1:
+            raise Fault(f"windows of other sizes: {sizes} bytes")
+        if self.handle:
+            peers.flags.setdefault(process.rank, address + 4 * len(KINDS) * (len(self._ranks) + 2))
+
+    def get_peer_device_pointer(self, i: int) -> int:
+        return self._address + (self._ranks[i] - self.process.rank) * ROOM
+
+    def close(self) -> None: ...
+
+
+class Peer(Gpu):
+    """A rank's ``Gpu``, which is told in which words signals are named, and what the caller does between products.
+
+    Attributes:
+        streams: what it queues, and its signals' names.
+        process: what it sees of CuPy, NCCL and all else.
+        scratches: address and bytes of each buffer of its own that it was asked for.
+        reserved: bytes of each symmetric one.
+    """
+
+    def __init__(self, streams: PeerStreams, multiprocessors: int, capability: int) -> None:
+        self.streams, self.peers = streams, streams.peers
         self.scratches: dict[str, tuple[int, int]] = {}
-        self._streams, self._events = Made(partial(Stream, self)), Made(partial(Event, self))
-        self._cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: self._streams["main"]))
-        self.arena = SimpleNamespace(generation=0, captured=False)
-        self.windows, self.kernels = Reached(self), PeerKernels(self)
-        self._runtime, self._nccl = Copies(self), Collectives(self)
-        place = self.windows.members.index(rank)
-        self._comm = tuple(range(self.size))
-        self._rail = tuple(sorted(ranks[place] for ranks in self.domains if place < len(ranks)))
-        cublas = Cublas(peers.of, lambda name, sizes, *queued: self.queue(name, "main", *queued))
-        self.products = SimpleNamespace(cublas=cublas, solver=lambda stream: 1, multiply=self._product)
-        self.agreement = lambda what, **_: nullcontext()
+        self.reserved: dict[str, int] = {}
+        self._forks = False
+        self.process = process = Process(streams, multiprocessors, capability)
+        process.install(_INSTALLED)
+        streams.cupy = sys.modules["cupy"]
+        comm = _Alike(streams.rank, self.peers.domains)
+        runtime = GpuRuntime(comm, Device(process.current, f"GPU {comm.rank}", "here"))
+        super().__init__(runtime, Nccl(runtime))
+
+    @property
+    def names(self) -> list[str]:
+        """Which signals this rank has queued."""
+        return self.streams.names
+
+    @property
+    def synchronizations(self) -> int:
+        return len(self.streams.names)
 
     def scratch(self, name: str, nbytes: int) -> int:
-        if name not in self.scratches or self.scratches[name][1] < nbytes:
-            if name in self.scratches:  # whoever has the old address must ask again
-                at, nbytes_before = self.scratches[name]
-                self.peers.freed.append((at, at + nbytes_before))
-            self.scratches[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
-        return self.scratches[name][0]
+        found = super().scratch(name, nbytes)
+        self.scratches[name] = found, max(nbytes, self.scratches.get(name, (0, 0))[1])
+        return found
 
-    def queue(self, name: str, stream: str, do: Any, reads: Any = (), writes: Any = (), *,
-              ready: Callable[[], bool] = lambda: True, synchronizes: bool = False) -> None:  # fmt: skip
-        reads, writes = ([v for v in views if v.rows * v.cols] for views in (reads, writes))
-        for view in (*reads, *writes):
-            if any(first <= view.address < last for first, last in self.peers.freed):
-                raise Fault(f"{name}: {view} is in memory that was given back")
-        op = Op(name, (self.rank, stream), ready, do, reads, writes)
-        self.peers.queue(op, synchronizes=synchronizes)
-
-    def joined(self, stream: str) -> np.ndarray:
-        return self.peers.joined[self.rank, stream]
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Also poison new memory that nobody relies on."""
+        assert self.windows is not None
+        before = self.windows.buffer(name).nbytes
+        super().reserve(name, nbytes)
+        self.reserved[name] = max(nbytes, before)
+        if nbytes > before and name not in _ZERO:
+            ctypes.memset(self.windows.buffer(name).peers[self.rank], 0xFF, nbytes)
 
     def begin(self, *names: str) -> None:
-        self.forks = True
+        self._forks = True
         super().begin(*names)
-        self.forks = False
+        self._forks = False
 
-    def one_kernel(self, kernel: Any, job: Any, blocks: int) -> None:
-        # A block takes a multiprocessor, and waits for what others send: all must be there at once.
-        if blocks > self.multiprocessors:
-            raise Fault(f"one_kernel: {blocks} blocks on {self.multiprocessors} multiprocessors")
-        tiles, types = kernel.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
-        if why_not := why_no_room(tiles.shared_bytes, SHARED_MEMORY[self.capability]):
-            raise Fault(f"one_kernel: {why_not}")
-        if not tiles.mma and self.capability != 90:
-            raise Fault(f"one_kernel: Hopper's instructions on {self.capability}")
-        if tiles.mma and any(is_float8(dtype) for dtype in types):
-            raise Fault(f"one_kernel: {types} by mma.sync")
-        self._calls += 1
-        Call(self, kernel, job, self._calls).queue()
+    def follow(self, later: str, earlier: str) -> None:
+        self.process.saying = "" if self._forks else f"{later} follows {earlier}"
+        super().follow(later, earlier)
+        self.process.saying = ""
 
-    def _product(
-        self, at: int, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
-        beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
-        batch: Batch | None = None, lane: str = "main", once: bool = False,
-    ) -> None:  # fmt: skip
-        assert 0 not in (x.rows, x.cols, d.rows, d.cols), "cuBLASLt takes no empty matrices"
-        for i in range(1, batch.size if batch else 1):
-            assert batch is not None
-            self._product(
-                at, x.shifted(i * batch.x), w.shifted(i * batch.w), d.shifted(i * batch.d), op_w=op_w, op_x=op_x,
-                alpha=alpha, beta=beta, c=None if c is None else c.shifted(i * batch.c), finish=finish, lane=lane,
-            )  # fmt: skip
-        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
-        assert (m, d.cols) == (d.rows, w.cols if op_w == "N" else w.rows)
-        assert k == (w.rows if op_w == "N" else w.cols)
-        if is_float8(x.dtype) or is_float8(w.dtype):  # to cuBLASLt, W is A
-            pitches = [view.ld * view.dtype.itemsize for view in (w, x, d)]
-            aligned, ops = (
-                [*pitches, *(view.address for view in (w, x, d))],
-                (int(op_w == "T"), int(op_x != "N")),
-            )
-            if why_not := why_not_8_bits(self.capability, (w.dtype, x.dtype), ops, aligned):
-                raise Fault(f"multiply: {why_not}")
-        c = d if c is None else c
-        bias = _row(finish.bias, d.cols, finish.bias_dtype or d.dtype)
+    def await_mark(self, stream: str, name: str) -> None:
+        self.process.saying = f"{stream} follows {name}"
+        super().await_mark(stream, name)
+        self.process.saying = ""
 
-        def do(_: np.ndarray) -> None:
-            get = self.peers.of
-            wide = np.complex128 if d.dtype.kind == "c" else np.float64
-            y = alpha * (_OPS[op_x](get(x)).astype(wide) @ _OPS[op_w](get(w)).astype(wide))
-            if beta != 0:
-                y = y + beta * get(c).astype(wide)
-            if bias:
-                y = y + get(bias).astype(wide)
-            y = np.maximum(y, 0) if finish.activation == "relu" else y
-            get(d)[...] = y
-            for largest in amax:  # overwritten, as by cuBLASLt
-                get(largest)[...] = abs(y).max()
-
-        amax = _number(finish.amax)
-        reads = [x, w, *([c] if beta else []), *([bias] if bias else [])]
-        self.queue("multiply", lane, do, reads, [d, *amax])
-
-    def push(self, stream: str, to: View, of: View, *args: Any) -> None:
-        assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
-        super().push(stream, to, of, *args)
-
-    def _copy_3d(self, b: Blocks, stream: str) -> None:
-        if not is_legal(b):
-            raise Fault(f"no command copies {b}")
-        for k in range(b.depth):
-            places = (
-                (at + k * step, ld) for at, step, ld in zip((b.to, b.of), b.slices, b.pitches, strict=True)
-            )
-            (to, of), kind = places, self._runtime.memcpyDefault
-            self._runtime.memcpy2DAsync(*to, *of, b.width, b.height, kind, stream)
-
-    def use(self, *arrays: Array) -> None:
+    def use(self, *arrays: Any) -> None:
         """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""
         views = [View.of(array) for array in arrays]
 
-        def do(_: np.ndarray) -> None:
-            seen = self.peers.joined[self.rank, "main"]
-            for stream, number in self.peers.numbers.items():
-                if stream[0] == self.rank and self.peers.clocks[stream][number] > seen[number]:
-                    raise Fault(f"stream {stream} is not joined: no graph can record this")
+        def do(memory: Running) -> None:
+            for view in views:
+                memory.read(view)
+                memory.write(view)
+            memory.check_joined()
 
-        self.queue("the caller", "main", do, views, views)
-
-
-def _row(address: int, cols: int, dtype: np.dtype) -> View | None:
-    return View(address, 1, cols, cols, dtype) if address else None
+        self.streams.queue(self.process.stream, "the caller", do)
 
 
 def _number(address: int) -> list[View]:
     return [View(address, 1, 1, 1, np.dtype(np.float32))] if address else []
+
+
+class PlayedKernel:
+    """``OneKernel``, played on the stream that it is launched on."""
+
+    def __init__(self, form: str, types: Any, ranks: int, tiles: Any) -> None:
+        self.tiles, self.sums = tiles, form != "matmul_allgather"
+        self.gives = gives_results(form, tiles, types.d)
+
+    def launch(self, job: Any, blocks: int, stream: Any) -> None:
+        gpu, tiles, types = stream.machine, self.tiles, (job.x.dtype, job.w.dtype, job.d.dtype)
+        # A block takes a multiprocessor, and waits for what others send: all must be there at once.
+        if blocks > gpu.multiprocessors:
+            raise Fault(f"one_kernel: {blocks} blocks on {gpu.multiprocessors} multiprocessors")
+        if why_not := why_no_room(tiles.shared_bytes, gpu.shared_memory):
+            raise Fault(f"one_kernel: {why_not}")
+        if not tiles.mma and gpu.capability != "90":
+            raise Fault(f"one_kernel: Hopper's instructions on {gpu.capability}")
+        if tiles.mma and any(is_float8(dtype) for dtype in types):
+            raise Fault(f"one_kernel: {types} by mma.sync")
+        gpu.launches += 1
+        Call(gpu, self, job, gpu.launches, stream.ptr).queue()
 
 
 class Call:
@@ -754,14 +612,13 @@ class Call:
     A box holds a rank's tiles as one matrix. So does an inbox, which is empty again once it was read.
     """
 
-    def __init__(self, gpu: FakePeer, kernel: Any, job: Any, epoch: int) -> None:
-        self.gpu, self.kernel, self.job = gpu, kernel, job
-        self.boxes, self.inboxes, self.at = job.boxes[epoch & 1], job.inboxes[epoch & 1], gpu.peers.of
-        self.others = [rank for rank in range(gpu.size) if rank != gpu.rank]
+    def __init__(self, gpu: Process, kernel: Any, job: Any, epoch: int, stream: int) -> None:
+        self.gpu, self.kernel, self.job, self.stream, self.size = gpu, kernel, job, stream, gpu.peers.size
+        self.boxes, self.inboxes, self.at = job.boxes[epoch & 1], job.inboxes[epoch & 1], at
+        self.others = [rank for rank in range(self.size) if rank != gpu.rank]
         self.travels = DTYPES["bfloat16"] if is_float8(job.d.dtype) else job.d.dtype
         self.operands = [job.x, job.w, *_number(job.scale_x), *_number(job.scale_w), *_number(job.scale_d)]
-        arrivals = gpu.peers.arrivals
-        self.done = [arrivals.setdefault((rank, f"one_kernel {epoch}"), []) for rank in range(gpu.size)]
+        self.done = [gpu.peers.arrivals["one_kernel", epoch, rank] for rank in range(self.size)]
 
     def box(self, rank: int, source: int, like: View, boxes: Sequence[int] = ()) -> View:
         tiles = self.kernel.tiles
@@ -796,24 +653,29 @@ class Call:
         done, me = self.done, self.gpu.rank
         number = self.steps = getattr(self, "steps", -1) + 1
 
-        def wait(clock: np.ndarray) -> None:
+        def wait(memory: Any) -> None:
             for came in done:
                 for other in came[:number]:
-                    join(clock, other)
+                    memory.after(other)
 
-        def run(clock: np.ndarray) -> None:
+        def run(memory: Any) -> None:
+            for view in reads:
+                memory.read(view)
+            for view in writes:
+                memory.write(view)
             do()
-            done[me].append(clock.copy())
+            done[me].append(memory.stamp())
 
         ready = lambda: all(len(came) >= number for came in done)  # noqa: E731
-        self.gpu.queue(f"one_kernel {name}: flags", "main", wait, ready=ready)
-        self.gpu.queue(f"one_kernel {name}", "main", run, reads=reads, writes=writes)
+        queue = partial(self.gpu.queues.queue, self.stream)
+        queue(f"one_kernel {name}: flags", wait, ready=ready)
+        queue(f"one_kernel {name}", run)
 
     def queue(self) -> None:
         """Queue all steps."""
         job, me = self.job, self.gpu.rank
         gives = self.kernel.gives
-        behind = self.gpu.size * self.kernel.sums  # results lie behind the parts
+        behind = self.size * self.kernel.sums  # results lie behind the parts
         box = lambda to, of, like: self.box(to, behind + of, like, self.inboxes)  # noqa: E731
         outs = [job.d, *([self.box(me, me, job.d)] if job.copies and not gives else [])]
         outs += [box(rank, me, job.d) for rank in self.others if gives]
@@ -846,7 +708,7 @@ class Call:
 
     def _queue_sums(self, outs: list[View]) -> None:
         job, me = self.job, self.gpu.rank
-        share = [slice(*job.starts[rank : rank + 2]) for rank in range(self.gpu.size)]
+        share = [slice(*job.starts[rank : rank + 2]) for rank in range(self.size)]
         like = {
             rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, self.travels)
             for rank in self.others

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from tests.helpers.eagergpu import EagerGpu
+from pblasmp.engines.gpu.kernels.kernels import Kernels
+from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.windows import Windows
+from tests.helpers import fakepeers
 from tests.helpers.machine import Witness, machine
+
+
+@pytest.fixture(autouse=True)
+def _uninstalled() -> Iterator[None]:
+    """What ``Peers`` have installed is gone afterwards."""
+    yield
+    fakepeers.uninstall()
 
 
 @pytest.fixture
@@ -43,9 +53,26 @@ def ctx(lib: Witness) -> Iterator[pb.Context]:
         yield ctx
 
 
+def _counted(gpu: Any, what: str, real: Callable[..., None]) -> Callable[..., None]:
+    def counted(*given: Any, **how: Any) -> None:
+        setattr(gpu, what, getattr(gpu, what) + 1)
+        real(*given, **how)
+
+    return counted
+
+
 @pytest.fixture
-def gpu(ctx: pb.Context, monkeypatch: pytest.MonkeyPatch) -> EagerGpu:
-    """The context's copies, sums and products on its GPU, computed at once."""
-    gpu = EagerGpu(ctx.engine.session.runtime.arena)
-    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
-    return gpu
+def gpu(ctx: pb.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The context's GPU, with windows, though it has no peers.
+
+    It counts the products that it begins, and what it copies by kernels.
+    """
+    session = ctx.engine.session
+    gpu: Any = session.gpu
+    gpu.queued = gpu.moves = 0
+    monkeypatch.setattr(gpu, "windows", Windows(session.runtime, session.nccl.all, gpu.domains, gpu.kernels))
+    monkeypatch.setattr(gpu, "why_no_windows", "")
+    monkeypatch.setattr(Gpu, "begin", _counted(gpu, "queued", Gpu.begin))
+    monkeypatch.setattr(Kernels, "move", _counted(gpu, "moves", Kernels.move))
+    yield gpu
+    gpu.windows.close()

@@ -12,7 +12,8 @@ import pytest
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime import inbox
 from pblasmp.engines.gpu.runtime.inbox import Deliveries
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Peers
+from tests.helpers.gpu_memory import Fault
 
 BYTES = np.dtype(np.uint8)
 LARGEST = 900

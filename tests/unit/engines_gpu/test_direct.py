@@ -24,13 +24,12 @@ from tests.helpers.calls import computed, legal_options, scalars, written
 from tests.helpers.calls import drawn as calls_drawn
 from tests.helpers.cases import pick, refuses
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Peers
+from tests.helpers.gpu_memory import Fault
 from tests.helpers.inside import plans_kept
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import on_ranks
 from tests.helpers.slow import draws, only_long
-
-STREAM = SimpleNamespace(ptr="main", is_capturing=lambda: False)
 
 
 @pytest.fixture
@@ -61,12 +60,15 @@ class Ranks:
 
     def __init__(self, size: int, *, reserves: bool = True, hosts: bool = False, **how: Any) -> None:
         self.peers = Peers(size, domains=[(rank,) for rank in range(size)] if hosts else (), **how)
-        for gpu in self.peers.gpus if hosts else ():
-            gpu.why_no_windows = "every rank is alone on its node"
-        self.direct = [GpuDirect(gpu, lambda: STREAM, lambda: None) for gpu in self.peers.gpus]
+        self.direct = [
+            GpuDirect(gpu, each.cupy.cuda.get_current_stream, lambda: None)
+            for gpu, each in zip(self.peers.gpus, self.peers.streams, strict=True)
+        ]
         self.controls = [Control() for _ in range(size)]
         self.values: dict[Held, np.ndarray] = {}
-        if reserves and not hosts:  # ranks run one after the other: none can wait for others to reserve
+        if (
+            reserves and not hosts and size > 1
+        ):  # ranks run one after the other: none can wait for others to reserve
             for gpu, each in zip(self.peers.gpus, self.direct, strict=True):
                 each.sets.fit(1)
                 assert gpu.symmetric_bytes("direct slabs") == 2 * each.sets.capacity
@@ -402,7 +404,8 @@ def test_calls_that_are_not_direct(monkeypatch):
     ranks = Ranks(2)
     parts = one_product(ranks)
     recording = SimpleNamespace(ptr=1, is_capturing=lambda: True)
-    for current, given in ((recording, parts), (STREAM, {**parts, "d": parts["b"]})):
+    here = ranks.direct[0]._current()
+    for current, given in ((recording, parts), (here, {**parts, "d": parts["b"]})):
         for each in ranks.direct:
             each._current = lambda current=current: current
         assert ranks.run(given, routine="matmul") is None

@@ -12,7 +12,8 @@ import pytest
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime.inbox import Inbox
 from pblasmp.engines.gpu.runtime.windows import SLOTS
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Peers
+from tests.helpers.gpu_memory import Fault
 
 LARGEST = 256
 BOXES = 4

@@ -34,7 +34,8 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, shares
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
 from tests.helpers.fakenvrtc import FakeNvrtc
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Peers, PlayedKernel
+from tests.helpers.gpu_memory import Fault
 from tests.helpers.kernel_order import Order
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
@@ -59,13 +60,7 @@ def small(monkeypatch):
     monkeypatch.setattr(kernels, "TILE_ROWS", 8)
     monkeypatch.setattr(kernels, "WIDTHS", (16,))
     monkeypatch.setattr(kernels, "_MMA_WIDTHS", (16,))
-    monkeypatch.setattr(
-        algorithms,
-        "OneKernel",
-        lambda form, types, ranks, tiles: SimpleNamespace(
-            tiles=tiles, sums=form != "matmul_allgather", gives=kernels.gives_results(form, tiles, types.d)
-        ),
-    )
+    monkeypatch.setattr(algorithms, "OneKernel", PlayedKernel)
 
 
 class Product:

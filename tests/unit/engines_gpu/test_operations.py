@@ -19,15 +19,14 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.local import slab_terms
 from pblasmp.engines.local.slab_terms import Gemm, ResultPart
 from pblasmp.layout import Trapezoid
-from tests.helpers.eagergpu import EagerGpu
-from tests.helpers.fakelt import MultiplyingLt
+from tests.helpers.gpu_memory import AtOnce
 from tests.helpers.machine import Witness
 from tests.helpers.pairs import pairs
 
 
 @pytest.fixture
 def played() -> dict[str, Any]:
-    return {"lt": MultiplyingLt()}
+    return {"queues": AtOnce()}
 
 
 def inside(ctx: pb.Context, values: np.ndarray, dtype: Any, order: str) -> tuple[Any, Any]:
@@ -71,7 +70,6 @@ def test_batches_of_products(
 ) -> None:
     """A, B, C and D have different strides between products; cuBLAS, the fallback, gets them one by one."""
     operations, rng, count = ctx.engine.operations, np.random.default_rng(6), 3
-    monkeypatch.setattr(ctx.engine.session.gpu, "kernels", EagerGpu().kernels)
     if library == "cuBLAS":
         why = pb.UnsupportedError("cuBLASLt found no algorithm")
         monkeypatch.setattr(ctx.engine.session.gpu.products, "multiply", mock.Mock(side_effect=why))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
 from pblasmp.engines.gpu.push.pushed_product import Pushed, conjugated_first
-from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.fakepeers import Peers
+from tests.helpers.gpu_memory import Fault
 from tests.helpers.layouts import random_product
 from tests.helpers.slow import draws, in_turn
 
@@ -36,8 +38,12 @@ class Case:
         rng = np.random.default_rng(seed)
         self.a, self.b, self.c = (self._numbers(rng, x) for x in (p.a, p.b, p.d))
         self.plan = PushPlan(p, peers.size)
-        self.pushed = [Pushed(gpu, self.plan, p, gpu.products.multiply) for gpu in peers.gpus]
+        self.pushed = [Pushed(gpu, self.plan, p, partial(self._multiply, gpu)) for gpu in peers.gpus]
         self.arrays = [self._arrays(rank) for rank in range(peers.size)]
+
+    @staticmethod
+    def _multiply(gpu: Any, stream: str, *views: Any, **how: Any) -> None:
+        gpu.products.multiply(gpu.stream(stream).ptr, *views, **how)
 
     @staticmethod
     def _numbers(rng: np.random.Generator, x: pb.MatrixDescriptor) -> np.ndarray:

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES
 from pblasmp.engines.gpu.push import pushed_product as push
 from tests.helpers import epilogues, float8, inside
-from tests.helpers.fakecublas import at
+from tests.helpers.gpu_memory import at
 
 GRID = pb.Grid(1, 1)
 

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.kernels.lt_product import LtProduct
 from pblasmp.engines.gpu.kernels.views import Blocks, View
+from pblasmp.errors import UnsupportedError
 from tests.helpers import fakelapack
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.fakelapack import MEETING
 from tests.helpers.fakenvrtc import FakeNvrtc
-from tests.helpers.fakepeers import Copies, Fault, Peers
+from tests.helpers.fakepeers import Peers, PlayedKernel
+from tests.helpers.gpu_memory import Fault
 from tests.helpers.hardware import SHARED_MEMORY, is_legal
 
 E4, E5, HALF = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"], DTYPES["float16"]
@@ -24,6 +27,17 @@ E4, E5, HALF = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"], DTYPES["float16"]
 
 def faulty(words: str) -> AbstractContextManager[Any]:
     return pytest.raises(Fault, match=words) if words else nullcontext()
+
+
+def one_kernel(
+    capability: int, *, blocks: int = 1, room: int = 0, mma: bool = False, dtype: Any = HALF
+) -> None:
+    """Launch the kernel that communicates, on a GPU of 2 multiprocessors."""
+    gpu, view = Peers(2, capability=capability).gpus[0], SimpleNamespace(dtype=dtype)
+    tiles = SimpleNamespace(shared_bytes=room, mma=mma, parts="stored")
+    kernel = PlayedKernel("matmul_reduce_scatter", SimpleNamespace(d=dtype), 2, tiles)
+    gpu.use_current_stream()
+    gpu.one_kernel(kernel, SimpleNamespace(x=view, w=view, d=view), blocks)
 
 
 # -- pitches
@@ -41,10 +55,6 @@ def test_copies_of_lines(monkeypatch, pitch, height, fits):
     with nullcontext() if fits else pytest.raises(runtime.CUDARuntimeError, match="pitch"):
         runtime.memcpy2DAsync(memory, pitch, memory, 8, 8, height, runtime.memcpyHostToDevice, 0)
     assert not whole.any()
-    peers = Peers(1)
-    at = peers.allocate(0, 64)
-    with faulty("" if fits else "pitch"):
-        Copies(peers.gpus[0]).memcpy2DAsync(at, pitch, at + 32, 8, 8, height, 4, "main")
 
 
 @pytest.mark.parametrize("slices", [(8, 16), (20, 16), (16, 16)])
@@ -62,14 +72,11 @@ def test_shared_memory(monkeypatch, capability):
     nvrtc = FakeNvrtc(monkeypatch)
     nvrtc.capability = capability
     assert [nvrtc.driver.cuFuncSetAttribute(0, 8, room) for room in (most, most + 1)] == [(0,), (1,)]
-    has = {"shared_memory": lambda: most, "multiprocessors": lambda: 4, "computes": False}
+    has = {"shared_memory": lambda: most, "multiprocessors": lambda: 4, "gpu": None}
     with pytest.raises(RuntimeError, match="bytes of shared memory"):
         fakelapack.loaded(0, "", "meet", most + 1, **has)
-    tiles = SimpleNamespace(shared_bytes=most + 1)
-    half = SimpleNamespace(dtype=HALF)
-    job = SimpleNamespace(x=half, w=half, d=half)
     with faulty("bytes of shared memory"):
-        Peers(2, capability=capability).gpus[0].one_kernel(SimpleNamespace(tiles=tiles), job, 1)
+        one_kernel(capability, room=most + 1)
 
 
 @pytest.mark.parametrize(("threads", "room", "most"), [(1024, 0, 8), (1024, 30_000, 4), (256, 0, 32)])
@@ -77,7 +84,7 @@ def test_blocks_that_meet_are_all_there_at_once(threads, room, most):
     """On 4 multiprocessors, each of 2,048 threads and 49 KiB."""
     text = f'{MEETING}\nextern "C" __global__ void meet(int n) {{}}'
     has = {"shared_memory": lambda: 48 << 10, "multiprocessors": lambda: 4}
-    function = fakelapack.loaded(0, text, "meet", **has, computes=False)
+    function = fakelapack.loaded(0, text, "meet", **has, gpu=None)
     for blocks in (1, most):
         fakelapack.launch_cooperative_kernel(function, blocks, 1, 1, threads, 1, 1, room, 0, 0)
     with pytest.raises(RuntimeError, match="LAUNCH_TOO_LARGE"):
@@ -85,9 +92,8 @@ def test_blocks_that_meet_are_all_there_at_once(threads, room, most):
 
 
 def test_blocks_that_wait_for_other_gpus_have_a_multiprocessor_each():
-    gpu = Peers(2).gpus[0]
     with faulty("3 blocks on 2 multiprocessors"):
-        gpu.one_kernel(None, None, gpu.multiprocessors + 1)
+        one_kernel(90, blocks=3)
 
 
 # -- 8 bits, and Hopper's instructions, by capability
@@ -104,13 +110,16 @@ def test_blocks_that_wait_for_other_gpus_have_a_multiprocessor_each():
         (90, (E4, E4), "NT", 24, "multiples of 16 bytes"),
     ],
 )
-def test_products_of_8_bits(capability, types, ops, ld, words):
-    """X times W^T, whose rows are ``ld`` bytes apart."""
+def test_products_of_8_bits(monkeypatch, capability, types, ops, ld, words):
+    """X times W^T, whose rows are ``ld`` bytes apart, if the engine did not know what cuBLASLt takes."""
+    monkeypatch.setattr(LtProduct, "check", lambda asked: None)
     peers = Peers(1, capability=capability)
     x, w = (View.of(peers.array(0, np.ones((16, 16), dtype), ld=ld)) for dtype in types)
     d = View.of(peers.array(0, np.zeros((16, 16), HALF)))
-    with faulty(words):
-        peers.gpus[0].products.multiply(0, x, w, d, op_x=ops[0], op_w=ops[1])
+    gpu = peers.gpus[0]
+    with pytest.raises(UnsupportedError, match="no algorithm") if words else nullcontext():
+        gpu.products.multiply(gpu.stream("main").ptr, x, w, d, op_x=ops[0], op_w=ops[1])
+    assert words in "".join(gpu.process.lt.refused)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +127,8 @@ def test_products_of_8_bits(capability, types, ops, ld, words):
     [(89, False, HALF, "Hopper's instructions on 89"), (90, True, E4, "by mma.sync")],
 )
 def test_one_kernel_has_the_instructions_of_its_gpu(capability, mma, dtype, words):
-    view = SimpleNamespace(dtype=dtype)
-    kernel = SimpleNamespace(tiles=SimpleNamespace(shared_bytes=0, mma=mma))
     with faulty(words):
-        Peers(2, capability=capability).gpus[0].one_kernel(kernel, SimpleNamespace(x=view, w=view, d=view), 1)
+        one_kernel(capability, mma=mma, dtype=dtype)
 
 
 # -- other GPUs' memory
@@ -153,9 +160,9 @@ def test_two_streams_that_write_the_same_bytes():
 def test_a_flag_that_nobody_waits_for_or_that_never_comes():
     peers = Peers(2)
     main = peers.gpus[0].stream("main")
-    peers.gpus[0].windows.raise_flag(main, 1, 99)
+    peers.gpus[0].windows.raise_flag(main, 1, 79)
     with faulty("flags that nobody waited for"):
         peers.run(0)
-    peers.gpus[0].windows.await_flag(main, 1, 98)
+    peers.gpus[0].windows.await_flag(main, 1, 79)
     with faulty("deadlock"):
         peers.run(0)

@@ -19,7 +19,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
-from tests.helpers.fakepeers import Collectives, Peers
+from tests.helpers.fakepeers import Peers, Process
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
@@ -111,7 +111,9 @@ class Case:
         chosen = [[self.product(gpu, name) for gpu in gpus] for name in names]
         for rank, gpu in enumerate(gpus):
             arrays = self.arrays(rank)
-            outs.append((arrays["out"].values, arrays["gathered"] and arrays["gathered"].values))
+            outs.append(
+                (arrays["out"].values, None if arrays["gathered"] is None else arrays["gathered"].values)
+            )
             for algorithms in chosen:
                 queue(algorithms[rank], **arrays, activation=self.activation)
                 gpu.use(*(a for a in arrays.values() if a is not None))
@@ -221,19 +223,19 @@ def test_nccl_works_on_large_arrays_of_the_user_alone(monkeypatch, form, gathere
         set(),
         set(),
     )
-    array, collective = Peers.array, Collectives.collective
+    array, collective = Peers.array, Process.collective
 
     def noted(*args: Any, **how: Any) -> Any:
         made = array(*args, **how)
         theirs.update(range(made.data.ptr, made.data.ptr + made.values.nbytes))
         return made
 
-    def noting(self: Collectives, name: str, comm: Any, stream: str, of: Any, takes: Any) -> None:
+    def noting(self: Process, name: str, comm: Any, stream: int, of: Any, takes: Any, **how: Any) -> None:
         reached.update(view.address for view in (of, *(to for to, _ in takes)) if view.nbytes)
-        collective(self, name, comm, stream, of, takes)
+        collective(self, name, comm, stream, of, takes, **how)
 
     monkeypatch.setattr(Peers, "array", noted)
-    monkeypatch.setattr(Collectives, "collective", noting)
+    monkeypatch.setattr(Process, "collective", noting)
     product = case(peers, form, uneven=True, tight=True, gathered=gathered and form == "allgather_matmul")
     product.run("nccl", "nccl")
     assert reached
@@ -412,10 +414,7 @@ def test_the_workspace_is_all_that_is_reserved(form, name):
     tall = case(peers, form, extents=TALL, uneven=True)
     for gpu in peers.gpus:
         told = tall.product(gpu, name).workspace.device_bytes
-        reserved = [nbytes for _, nbytes in gpu.scratches.values()]
-        reserved += [
-            each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
-        ]
+        reserved = [*(nbytes for _, nbytes in gpu.scratches.values()), *gpu.reserved.values()]
         assert told == sum(reserved) + {"one_kernel": 0, "ring": 2}.get(name, 1) * WORKSPACE_BYTES
 
 

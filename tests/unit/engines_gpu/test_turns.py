@@ -407,7 +407,7 @@ def test_beside_another_communicator_multiprocessors_are_left(order, form, ranks
     """So that all end, whatever the GPUs begin with; without them, some do not."""
     kernel = SimpleNamespace(sums=form != "matmul_allgather", gives=False)
     monkeypatch.setattr("pblasmp.engines.gpu.tensor.one_kernel_products.OneKernel", lambda *_: kernel)
-    monkeypatch.setattr("tests.helpers.fakepeers.FakePeer.reserve", lambda *_: None)
+    monkeypatch.setattr("tests.helpers.fakepeers.Peer.reserve", lambda *_: None)
     sizes, ends = (4096, 7168, 8192), {}
     for beside_others in (False, True):
         left = left_by(form, ranks, sizes, beside_others=beside_others)
