@@ -34,7 +34,7 @@ from pblasmp.engines.gpu.tensor.copy_methods import CopyMethod
 from tests.helpers import fakelapack
 from tests.helpers.fakecublas import Cublas
 from tests.helpers.fakelt import FakeLt, MultiplyingLt
-from tests.helpers.fakenccl import Collectives, Takes
+from tests.helpers.fakenccl import COLLECTIVES, Collectives, Takes
 from tests.helpers.gpu_memory import AtOnce, Place, at, lines
 from tests.helpers.hardware import why_not_pitches
 
@@ -534,15 +534,11 @@ class FakeGpu(Collectives):
             get_version=lambda: self.nccl_version,
             NCCLError=NcclError,
             comm_abort=self._abort,
-            all_reduce=self.all_reduce,
-            broadcast=self.broadcast,
-            reduce=self.reduce,
             group_start=lambda: self.group.append([]),
             group_end=self._group_end,
             send=partial(self._message, "send"),
             recv=partial(self._message, "recv"),
-            reduce_scatter=self.reduce_scatter,
-            all_gather=self.all_gather,
+            **{name: getattr(self, name) for name in COLLECTIVES},
         )
         if not self.reaches:
             self.lt.multiplied = lambda stream, m, n, k: self.events.append(("gemm", stream, (m, n, k)))

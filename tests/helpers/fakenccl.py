@@ -24,6 +24,7 @@ _TYPES = {
 """Types by NCCL's numbers; those of complex ones are their parts'."""
 _SUMMED = {number: kind if kind.kind == "i" else accumulation_dtype(kind) for number, kind in _TYPES.items()}
 _BYTE = 1
+COLLECTIVES = "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather"
 Takes = Sequence[tuple[Place, Callable[[list[np.ndarray]], Any]]]
 
 

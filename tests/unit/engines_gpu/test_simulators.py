@@ -63,6 +63,19 @@ def test_copies_of_blocks(slices):
     assert is_legal(Blocks(0, 0, 4, 2, 2, (8, 8), slices)) == (slices == (16, 16))
 
 
+@pytest.mark.parametrize("height", [1, 2])
+def test_blocks_of_a_command_do_not_overlap(height):
+    memory = np.zeros(64, np.uint8)
+    copy = SimpleNamespace(
+        dstDevice=memory.ctypes.data, dstPitch=4, dstHeight=height, srcDevice=memory.ctypes.data + 32, srcPitch=4,
+        srcHeight=2, WidthInBytes=4, Height=2, Depth=2,
+    )  # fmt: skip
+    memory[32:] = np.arange(32)
+    with nullcontext() if height == 2 else pytest.raises(AssertionError):
+        FakeGpu().copy_3d(copy, 0)
+    assert memory[:16].tolist() == (list(range(16)) if height == 2 else [0] * 16)
+
+
 # -- shared memory, and blocks that wait for each other
 
 
@@ -144,7 +157,52 @@ def test_no_host_reaches_the_memory_of_another(domains):
         peers.run(0)
 
 
+def test_windows_are_of_one_size():
+    peers = Peers(2)
+    peers.gpus[0].reserve("some", 64)
+    with faulty("windows of other sizes"):
+        peers.gpus[1].reserve("some", 128)
+
+
+def test_memory_that_was_given_back():
+    peers = Peers(1)
+    gpu = peers.gpus[0]
+    gpu.use_current_stream()
+    to = View.of(peers.array(0, np.ones((1, 8))))
+    for _ in range(2):  # what was queued before the buffer grew may have its address
+        of = View.at(gpu.scratch("some", 64), (1, 8), to.dtype)
+        gpu.copy("main", to, of)
+    gpu.scratch("some", 128)
+    peers.run(0)
+    gpu.copy("main", to, of)
+    with faulty("given back"):
+        peers.run(0)
+
+
 # -- what nothing orders
+
+
+def test_a_stream_that_is_not_joined():
+    """To the one on which the caller goes on, or records a graph."""
+    peers = Peers(1)
+    gpu = peers.gpus[0]
+    a, b = (View.of(peers.array(0, np.ones((2, 2)))) for _ in range(2))
+    for joined in (True, False):
+        gpu.begin("copy")
+        gpu.push("copy", a, b)
+        gpu.end(*["copy"] * joined)
+        gpu.use()
+        with faulty("" if joined else "is not joined"):
+            peers.run(None)
+
+
+def test_a_flag_that_is_raised_before_it_was_seen():
+    peers = Peers(2)
+    main = peers.gpus[0].stream("main")
+    for _ in range(2):
+        peers.gpus[0].windows.raise_flag(main, 1, 79)
+    with faulty("raise 79 of 1: it was not seen yet"):
+        peers.run(0)
 
 
 def test_two_streams_that_write_the_same_bytes():
