@@ -87,16 +87,23 @@ def _reductions() -> Row:
     return Row(lambda _: [{}], ("auto",), check)
 
 
+@contextlib.contextmanager
+def _own_layouts(rng: Any, call: Asked) -> Iterator[None]:
+    """Within, in half of the calls, no two matrices have a grid, blocks or a source in common; orders take turns."""
+    layouts: Any = pick(rng, (contextlib.nullcontext, factor_cases.layouts_apart))
+    with layouts() as made:
+        yield
+    if call.apart is not None and made is not None:
+        features = {x: [getattr(d, x) for d in made] for x in ("grid", "block", "source")}
+        call.apart.append({x for x, of in features.items() if len({*of}) == len(of)} | {"start", "order"})
+
+
 def _factorization(case: Callable[..., None]) -> Row:
-    """In panels or in small direct blocks of few columns; options are drawn. In half of them no layouts are alike."""
+    """In panels or in small direct blocks of few columns; options are drawn."""
 
     def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
-        layouts: Any = pick(rng, (contextlib.nullcontext, factor_cases.layouts_apart))
-        with LIMITS[call.way](ctx, int(rng.integers(1, 9))), layouts() as made:
+        with LIMITS[call.way](ctx, int(rng.integers(1, 9))), _own_layouts(rng, call):
             case(ctx, rng, call.dtype)
-        if call.apart is not None and made is not None:
-            features = {x: [getattr(d, x) for d in made] for x in ("grid", "block", "source")}
-            call.apart.append({x for x, of in features.items() if len({*of}) == len(of)} | {"start", "order"})
 
     return Row(lambda _: [{}], tuple(LIMITS), check)
 
@@ -115,7 +122,8 @@ def _eigh(ctx: pb.Context, rng: Any, call: Asked) -> None:
     if call.way == "pblas":
         spectral_cases.eigh_by_name(ctx, rng, call.dtype, call.grid, **call.options)
     else:
-        spectral_cases.eigh(ctx, rng, call.dtype, int(rng.integers(0, 30)), call.way, **call.options)
+        with _own_layouts(rng, call):
+            spectral_cases.eigh(ctx, rng, call.dtype, int(rng.integers(0, 30)), call.way, **call.options)
 
 
 def _svd(ctx: pb.Context, rng: Any, call: Asked) -> None:
