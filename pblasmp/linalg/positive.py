@@ -6,7 +6,10 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, cast
 
 from ..engines.product import Found
+from ..layout.routines import Sizes
 from ..matrix.columns import by_column, is_vector
+from ..runtime.direct_forms import HandleForm, Row
+from ..runtime.planned import run
 from .factorization_call import FactorizationCall, Matrix, Right, Roles, flag, pair_of
 
 T = TypeVar("T")
@@ -41,7 +44,20 @@ def cholesky(a: Matrix, lower: bool = True, *, out: Matrix | None = None, algo: 
     See Also:
         cho_factor and cho_solve, to solve with it; solve with ``assume_a="pos"``.
     """
-    return _Cholesky(a=a, lower=lower, out=out, algo=algo).run()
+    of_flag: Any = lower
+    uplo = "L" if of_flag is True else "U" if of_flag is False else ""
+    found = _FORM.run((a, uplo, out, algo))
+    if found and not found.info:
+        return cast("Matrix", out)
+    call = _Cholesky(a=a, lower=lower, out=out, algo=algo)
+    if found:
+        call.not_positive(found.info)
+    return run(call, voted=True) if found is False else call.run()
+
+
+_FORM = HandleForm(
+    "potrf", Row(Sizes({"a": "n n", "d": "n n"}), "a", "a"), ("a", "uplo", "out", "algo"), "cholesky"
+)
 
 
 def cho_factor(

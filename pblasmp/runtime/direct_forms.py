@@ -6,13 +6,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._core import objects
 from ..engines.direct import FAMILIES, ROUTINE_NUMBERS, Asked, Held, host_address
-from ..layout.routines import WORDS, Routine
+from ..layout.routines import WORDS, Routine, Sizes
 from .handle import Handle
 from .runtime import Runtime
 
@@ -21,13 +21,23 @@ _SIZES = "mnk"
 _SLOTS = "context", "_view_of", "_at", "_array", "_held"
 
 
+class Row(NamedTuple):
+    """What a form has of a routine, as ``Routine`` says it."""
+
+    sizes: Sizes
+    operands: str
+    required: str
+    real: tuple[str, ...] = ()
+
+
 class HandleForm:
-    """A routine of level 3 as a direct call on matrices: a ``RoutineForm``. Making one is local.
+    """A routine as a direct call on matrices: a ``RoutineForm``. Making one is local.
 
     Args:
-        routine: its name, which is also the call's; perhaps one that has no direct calls.
+        routine: its name; perhaps one that has no direct calls.
         row: what the tables say of it.
         names: the arguments that ``run`` gets; "out" is D.
+        call: the call's name, if that is another.
 
     Attributes:
         call, routine: as those of ``RoutineForm``.
@@ -35,8 +45,9 @@ class HandleForm:
         out: where D is among them.
     """
 
-    def __init__(self, routine: str, row: Routine, names: Sequence[str]) -> None:
-        self.call = self.routine = routine
+    def __init__(self, routine: str, row: Routine | Row, names: Sequence[str], call: str = "") -> None:
+        self.call, self.routine, self.dtype = call or routine, routine, np.dtype("d")  # it makes no numbers
+        self._way = "factor" if FAMILIES.get(routine) == "factored" else "run"
         self.names, self._row, self._is_direct = names, row, routine in FAMILIES
         self._at = at = {name: place for place, name in enumerate(names)}
         self.out, self._algo = at["out"], at["algo"]
@@ -55,19 +66,19 @@ class HandleForm:
             matrices += place, *sizes, chosen_by, -1, operand == "d"
         matrices += [-1] * 8 * (objects.MATRICES - len(operands))
         self._form = objects.FORM.pack(
-            self.routine.encode(), ROUTINE_NUMBERS[self.routine], -1,
+            self.call.encode(), ROUTINE_NUMBERS[self.routine], -1,
             "".join(Asked._field_defaults[word] for word in WORDS).encode(),
             b"".join(_LETTERS[word].encode().ljust(4, b"\0") for word in WORDS),
             *(at.get(word, -1) for word in WORDS), *[-1] * objects.SIZES,
-            at["alpha"], at.get("beta", -1), "alpha" in row.real, "beta" in row.real, 0.0, *matrices,
+            at.get("alpha", -1), at.get("beta", -1), "alpha" in row.real, "beta" in row.real, 0.0, *matrices,
             *(operands.index(x) if x in operands else -1 for x in "abcd"), 0, -1, 0, -1, 0,
             *(objects.slot(Handle, name) for name in _SLOTS), id(Held),
             operands.index("c") if "c" in operands and "c" not in row.required else -1,
         )  # fmt: skip
         return host_address(np.frombuffer(self._form, np.uint8))
 
-    def run(self, args: Sequence[Any]) -> bool | None:
-        """Compute a call; return what ``Direct.run`` does. Collective over the context.
+    def run(self, args: Sequence[Any]) -> Any:
+        """Compute a call; return what ``Direct.run`` does, or ``Direct.factor``. Collective over the context.
 
         Args:
             args: the arguments, of any types.
@@ -81,11 +92,10 @@ class HandleForm:
         if direct is None or engine.traits.on_gpus or not ctx.is_usable:
             return None
         try:
-            done: bool | None = direct.run(ctx.control, self, args)
+            return getattr(direct, self._way)(ctx.control, self, args)
         except BaseException as error:
             tell_of_interrupt(ctx, error, self.call)
             raise
-        return done
 
     def learn(self, args: Sequence[Any], tell: Callable[..., None]) -> bool:  # noqa: ARG002
         """See ``RoutineForm``. Local."""
@@ -97,6 +107,10 @@ class HandleForm:
             elif x is not None:
                 return False
         return True
+
+    def answer(self, args: Sequence[Any], direct: Any, done: Any) -> Any:  # noqa: ARG002
+        """See ``RoutineForm``. Local."""
+        return done
 
 
 def is_text(value: object, text: str) -> bool:
