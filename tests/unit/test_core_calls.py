@@ -929,6 +929,38 @@ def test_matrices_that_the_core_does_not_read(grid):
             assert not np.array_equal(out.allgather(), before)
 
 
+@pytest.mark.parametrize("char", TYPES)
+def test_the_core_reads_matrices_of_cholesky(grid, monkeypatch, char):
+    """In place and beside A, both triangles, transposed views; a fault; a flag of NumPy's takes the ordinary way."""
+    ctx, _ = grid
+    asked, run = [], HandleForm.run
+    monkeypatch.setattr(HandleForm, "run", lambda self, args: asked.append(run(self, args)) or asked[-1])
+    x = np.random.default_rng(4).integers(-3, 4, (9, 9)).astype(char)
+    x = x @ x.conj().T + 40 * np.eye(9, dtype=char)
+    for lower in (True, False, np.False_):
+        for a in (ctx.scatter(x, block=3, order="F")[1:8, 1:8], ctx.scatter(x.T, block=4)[2:7, 2:7].T):
+            expected, of = (
+                scipy.linalg.cholesky(a.allgather(), lower=bool(lower)),
+                np.tril if lower else np.triu,
+            )
+            for out in (ctx.zeros(a.descriptor), a):
+                assert pb.linalg.cholesky(a, lower, out=out) is out
+                assert (asked[-1] is not None) == isinstance(lower, bool)
+                assert np.allclose(of(out.allgather()), expected, rtol=1e-4, atol=1e-4)
+    runs = len(asked)
+    bad = ctx.scatter(np.diag([1.0, 2, -3, 4]).astype(char), block=2)
+    with pytest.raises(
+        pb.FactorizationError, match=r"cholesky: .* minor of order 3, up to index 2"
+    ) as caught:
+        pb.linalg.cholesky(bad, out=bad)
+    assert caught.value.index == 2
+    assert asked[runs:] == [(3, None, None)]
+    for wrong in (ctx.zeros((4, 3)), ctx.zeros((4, 4), dtype="f" if char != "f" else "d"), 3.0):
+        with pytest.raises(pb.ArgumentError):
+            pb.linalg.cholesky(bad, out=wrong)
+        assert asked[-1] is None
+
+
 def test_narrow_blocks_of_a_triangle_are_joined():
     """A rank multiplies many blocks at once: BLAS's product over each of them would copy more than it multiplies."""
     ranks, n, nb = CoreRanks(2), 64, 4
