@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 from ..engines.product import Found
 from ..layout.routines import Sizes
 from ..matrix.columns import by_column, is_vector
-from ..runtime.direct_forms import HandleForm, Row
+from ..runtime.direct_forms import FormRow, HandleForm
 from ..runtime.planned import run
 from .factorization_call import FactorizationCall, Matrix, Right, Roles, flag, pair_of
 
@@ -56,7 +56,7 @@ def cholesky(a: Matrix, lower: bool = True, *, out: Matrix | None = None, algo: 
 
 
 _FORM = HandleForm(
-    "potrf", Row(Sizes({"a": "n n", "d": "n n"}), "a", "a"), ("a", "uplo", "out", "algo"), "cholesky"
+    "potrf", FormRow(Sizes({"a": "n n", "d": "n n"}), "a", "a"), ("a", "uplo", "out", "algo"), "cholesky"
 )
 
 

@@ -21,7 +21,7 @@ _SIZES = "mnk"
 _SLOTS = "context", "_view_of", "_at", "_array", "_held"
 
 
-class Row(NamedTuple):
+class FormRow(NamedTuple):
     """What a form has of a routine, as ``Routine`` says it."""
 
     sizes: Sizes
@@ -45,7 +45,7 @@ class HandleForm:
         out: where D is among them.
     """
 
-    def __init__(self, routine: str, row: Routine | Row, names: Sequence[str], call: str = "") -> None:
+    def __init__(self, routine: str, row: Routine | FormRow, names: Sequence[str], call: str = "") -> None:
         self.call, self.routine, self.dtype = call or routine, routine, np.dtype("d")  # it makes no numbers
         self._way = "factor" if FAMILIES.get(routine) == "factored" else "run"
         self.names, self._row, self._is_direct = names, row, routine in FAMILIES
