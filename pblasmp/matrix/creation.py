@@ -261,6 +261,8 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
         facts["descriptor"] = descriptor
         facts["keywords"] = layout.keywords
         if ctx.rank == root:
+            if array is None:
+                raise ArgumentTypeError(f"array: expected an array of rank {root}, the root, got None")
             array = as_numbers(array, "array")
             if array.ndim != 2:
                 raise ArgumentError(f"array: {not_two(array.ndim)}")

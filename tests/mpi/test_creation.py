@@ -141,6 +141,15 @@ def test_arrays_that_say_it(comm):
             check_array(a.allgather(), x.astype(to), given)
         cube = np.ones((2, 2, 2)) if comm.rank == root else None
         refuses(ctx, pb.ArgumentError, ["got 3"], ctx.scatter, cube, root=root)
+        given = x if comm.rank != root else None
+        refuses(
+            ctx,
+            pb.ArgumentError,
+            [f"expected an array of rank {root}, the root, got None"],
+            ctx.scatter,
+            given,
+            root=root,
+        )
         d = pb.MatrixDescriptor((2, 2), (1, 1), pb.Grid.squarest(comm.size))
         masked = np.ma.masked_array(np.ones((2, 2)), mask=[[0, 1], [0, 0]])
         words = ["masked", "filled"]
