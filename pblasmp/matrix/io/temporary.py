@@ -55,7 +55,7 @@ class Replacement:
         IsADirectoryError, NotADirectoryError: ``path`` is of the other kind.
         ArgumentError: ``path`` is neither a file nor a directory, but for example a device; or it is in use.
         PermissionError: ``path`` may not be written, or is another user's in a folder that all may write, such as /tmp.
-        OSError: nothing can be created there.
+        OSError: nothing can be created there; the file system is read-only.
     """
 
     def __init__(self, path: Path, *, directory: bool = False, amends: bool = False) -> None:
@@ -73,7 +73,9 @@ class Replacement:
             _check_owner(path, self.target, self._old)
             # A rename needs no right to the file itself, but a read-only file is not to be replaced.
             if not os.access(self.target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+                read_only = os.statvfs(self.target).f_flag & os.ST_RDONLY
+                number = errno.EROFS if read_only else errno.EACCES
+                raise OSError(number, os.strerror(number), str(path))
         remove_abandoned(self.target)
 
     @property

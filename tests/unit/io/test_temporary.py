@@ -307,6 +307,21 @@ def test_what_is_read_only_is_not_replaced(directory, tmp_path):
     assert names(folder) == ["x"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_read_only_file_system_is_named(tmp_path):
+    (tmp_path / "x").touch()
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    code = "import sys, pathlib; from pblasmp.matrix.io import temporary; temporary.Replacement(pathlib.Path(sys.argv[1]))"
+    replaces = sys.executable, "-c", code, str(tmp_path / "x")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted, str(tmp_path), *replaces],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(f"nothing can be mounted: {done.stderr}")
+    assert "OSError: [Errno 30] Read-only file system" in done.stderr
+
+
 def test_the_access_list_is_kept(tmp_path):
     entries = ((0x01, 6, -1), (0x02, 4, 12345), (0x04, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
     wanted = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
