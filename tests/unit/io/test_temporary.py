@@ -311,7 +311,10 @@ def test_what_is_read_only_is_not_replaced(directory, tmp_path):
 def test_a_read_only_file_system_is_named(tmp_path):
     (tmp_path / "x").touch()
     mounted = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-    code = "import sys, pathlib; from pblasmp.matrix.io.temporary import Replacement as new; new(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from pblasmp.matrix.io import temporary\n"
+        "temporary.Replacement(pathlib.Path(sys.argv[1]))"
+    )
     replaces = sys.executable, "-c", code, str(tmp_path / "x")
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mounted, str(tmp_path), *replaces],
