@@ -46,7 +46,7 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
     begin = time.process_time()
     for which, (matrix, flip, outer) in enumerate(((a, False, d.rows), (b, True, d.cols))):
         operand = Operand(
-            matrix, flip, False, needs(d.grid, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
+            matrix, flip, False, needs(d, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
         )
         found.append(Staging(engine, operand, domains, [(i * width, (i + 1) * width) for i in range(panels)]))
     return time.process_time() - begin, sum(_parts(each) for staging in found for each in staging._exchanges)
