@@ -52,11 +52,15 @@ _ZERO = "flags", ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 _NUMBERS = count(1000)  # of GPUs: contexts of other tests are not on them
 _PROCESSES: weakref.WeakValueDictionary[int, Process] = weakref.WeakValueDictionary()  # by their GPUs
 _INSTALLED = pytest.MonkeyPatch()
+_MADE: weakref.WeakSet[Peers] = weakref.WeakSet()  # in this test
 
 
 def uninstall() -> None:
-    """Remove the modules of the GPUs that were made last: at the end of each test."""
+    """Remove the modules of the GPUs that were made last, and give memory back: at the end of each test."""
     _INSTALLED.undo()
+    for each in _MADE:
+        each.forget()
+    _MADE.clear()
 
 
 @dataclass
@@ -131,8 +135,15 @@ class Peers:
         for each in self.streams:
             each.names.clear()
         self.skip = skip
+        _MADE.add(self)
 
     # -- memory
+
+    def forget(self) -> None:
+        """Give all memory back, which cycles of references would keep for long."""
+        for each in self.gpus:
+            vars(each).clear()
+        vars(self).clear()
 
     def allocate(self, rank: int, nbytes: int, *, symmetric: bool = False) -> int:
         """Return new memory, NaN in every type; what is symmetric is at the same place on every rank."""
