@@ -99,11 +99,11 @@ def test_every_factorization_under_scalapacks_name(nranks):
     run_mpi(every_call, nranks, routines=tuple(NAMED), seed=53, timeout=240)
 
 
+@pytest.mark.parametrize("third", [0, *only_long(1, 2)])
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), *only_long((6, 4)), (3, 1)])
-def test_every_call_on_several_nodes(nranks, per_node, monkeypatch):
+def test_every_call_on_several_nodes(nranks, per_node, third, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    routines = tuple(TABLE) if is_long() else tuple(TABLE)[nranks % 3 :: 3]
-    run_mpi(every_call, nranks, routines=routines, seed=52)
+    run_mpi(every_call, nranks, routines=tuple(TABLE)[(nranks + third) % 3 :: 3], seed=52, timeout=500)
 
 
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
