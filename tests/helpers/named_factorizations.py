@@ -77,9 +77,8 @@ class Call:
             out.append((int(info[0]), [self._whole(x, array) for x, array in locals_], arrays))
         first_one, *out = out  # the second is a call that is known
         assert first_one[0] == out[0][0], f"{full}: INFO {first_one[0]}, then {out[0][0]}"
-        if not (
-            first_one[0] and name.startswith("po")
-        ):  # a Cholesky that failed leaves its rest as it was then
+        # a Cholesky that failed leaves its rest as it was then
+        if not (first_one[0] and name.startswith("po")):
             for before, again in zip(first_one[1] + first_one[2], out[0][1] + out[0][2], strict=True):
                 np.testing.assert_array_equal(before, again, err_msg=full)
         return out
