@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvmath.bindings.cublasLt, played: keeps what it was asked for, and computes nothing or all of it."""
+"""A stand-in for nvmath.bindings.cublasLt: records its calls, and computes no product or all of them."""
 
 from __future__ import annotations
 

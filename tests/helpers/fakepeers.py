@@ -524,7 +524,7 @@ class Peer(Gpu):
     Attributes:
         streams: what it queues, and its signals' names.
         process: what it sees of CuPy, NCCL and all else.
-        scratches: address and bytes of each buffer of its own that it was asked for.
+        scratches: address and bytes of each scratch buffer that was requested.
         reserved: bytes of each symmetric one.
     """
 

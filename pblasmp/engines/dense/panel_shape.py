@@ -17,9 +17,7 @@ _WIDE = 512  # columns: updates with such panels are nearly as fast as with wide
 ROUNDS = 8  # groups of panels that a rank has at least: with fewer, some ranks have much more work
 _UNLIKE = 3  # times: blocks are used as panels between nodes up to this ratio to their usual width
 _NARROW = 128  # columns: blocks from this width on, too; updates with them are not much slower
-_BULKY = (
-    40_000  # order from which on no rank gets much more than in two dimensions, however often ranks wait then
-)
+_BULKY = 40_000  # order from which on no rank gets much more than in two dimensions, however often ranks wait
 _MOST = 1.15  # times as much, counted by the model, which is right within 5 %
 _NARROWER = 64  # columns: blocks from this width on are used then, if to move the matrix would be too much
 _BETWEEN = 3  # bytes between nodes take as long as so many more within one: an order of magnitude is enough

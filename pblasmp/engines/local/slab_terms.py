@@ -334,22 +334,10 @@ def matmul_slabs(p: MatmulProblem, alpha: complex, engine: Engine) -> Slabs:
     conj = p.a.dtype.kind == "c"
     operands = (
         Operand(
-            p.a,
-            p.op_a != "N",
-            conj and p.op_a == "C",
-            needs(p.d, size, 0),
-            p.d.rows,
-            dtype(p.a.dtype),
-            "a",
+            p.a, p.op_a != "N", conj and p.op_a == "C", needs(p.d, size, 0), p.d.rows, dtype(p.a.dtype), "a"
         ),
         Operand(
-            p.b,
-            p.op_b == "N",
-            conj and p.op_b == "C",
-            needs(p.d, size, 1),
-            p.d.cols,
-            dtype(p.b.dtype),
-            "b",
+            p.b, p.op_b == "N", conj and p.op_b == "C", needs(p.d, size, 1), p.d.cols, dtype(p.b.dtype), "b"
         ),
     )
     return Slabs(p.d, p.k, operands, (Term(alpha, 0, 1),))

@@ -472,7 +472,7 @@ class NodesOutput(_SharedOutput):
 
 _ALONE = 9.0  # one rank has nothing to share
 _AFTER_SLABS = (
-    2.5  # slabs that a node shares, if the parts are equal, come to it once, too; all others come more often
+    2.5  # slabs that a node shares come to it once, too, if the parts are equal; all others more often
 )
 _WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum from which on "ring" is the fastest
 

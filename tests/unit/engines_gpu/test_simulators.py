@@ -183,7 +183,7 @@ def test_memory_that_was_given_back():
 
 
 def test_a_stream_that_is_not_joined():
-    """To the one on which the caller goes on, or records a graph."""
+    """To the stream that the caller continues on, or records a graph on."""
     peers = Peers(1)
     gpu = peers.gpus[0]
     a, b = (View.of(peers.array(0, np.ones((2, 2)))) for _ in range(2))

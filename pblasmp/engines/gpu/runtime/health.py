@@ -125,9 +125,8 @@ class Health:
         self._over.set()
         self.nccls.clear()
         _broken.append(self)
-        ctypes.pythonapi.Py_IncRef(
-            ctypes.py_object(self)
-        )  # destructors, even at the end, would wait for the GPU
+        # Destructors, even at the end of the process, would wait for the GPU.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         atexit.register(_end_in_time)
         if self._lost is None:
             ended = threading.Event()

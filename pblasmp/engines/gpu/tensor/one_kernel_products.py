@@ -105,9 +105,7 @@ class _OneKernelProduct(CopyProduct):
     tiles: Tiling
     _tiled: _Tiled
     copies = True  # whether a rank's results are fetched by the others
-    _gaps: list[tuple[str, int, Any]] | None = (
-        None  # matrices whose tight rows TMA cannot reach; of any tokens
-    )
+    _gaps: list[tuple[str, int, Any]] | None = None  # whose tight rows TMA cannot reach, for any tokens
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         left = options.comm_sms
