@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.gpu.products import everywhere, integers
+from tests.helpers.gpu.products import integers
 
 N = 300
 
@@ -34,73 +34,56 @@ def other(ctx: pb.Context) -> Iterator[int]:
         cuda.Device(own).use()
 
 
-def same(ctx: pb.Context, found: Any, expected: np.ndarray) -> str:
+def check_same(ctx: pb.Context, found: Any, expected: np.ndarray, case: str = "") -> None:
     values = found.allgather() if isinstance(found, pb.DistributedMatrix) else ctx.engine.to_host(found)
-    return "" if np.allclose(values, expected, rtol=1e-10, atol=1e-10) else "wrong numbers"
+    np.testing.assert_allclose(values, expected, rtol=1e-10, atol=1e-10, err_msg=case)
 
 
-def products(ctx: pb.Context, w: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Products, moves, sums and factorizations of matrices that are made here, again and again."""
+def products(ctx: pb.Context, w: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Products, moves, sums and factorizations of matrices that are made here, again and again; and NumPy's."""
     a, b = ctx.scatter(w, block=32), ctx.scatter(w, block=48, order="F")
     spd = w @ w.T + N * np.eye(N)
     for turn in range(4):  # direct calls, kept plans, replays
-        yield f"matmul {turn}", same(ctx, a @ b, w @ w)
-        yield f"plan {turn}", same(ctx, pb.matmul(a, b, algo="gathered"), w @ w)
-        yield f"+ {turn}", same(ctx, a + b, 2 * w)
-    yield "zeros", same(ctx, ctx.zeros((N, N)), np.zeros((N, N)))
-    yield "norm", "" if np.isclose(a.norm(), np.linalg.norm(w)) else "wrong"
-    yield "cholesky", same(ctx, pb.linalg.cholesky(ctx.scatter(spd)), np.linalg.cholesky(spd))
-    yield "solve", same(ctx, pb.linalg.solve(ctx.scatter(spd), ctx.scatter(w)), np.linalg.solve(spd, w))
+        yield f"matmul {turn}", a @ b, w @ w
+        yield f"plan {turn}", pb.matmul(a, b, algo="gathered"), w @ w
+        yield f"+ {turn}", a + b, 2 * w
+    yield "zeros", ctx.zeros((N, N)), np.zeros((N, N))
+    yield "norm", a.norm(), np.linalg.norm(w)
+    yield "cholesky", pb.linalg.cholesky(ctx.scatter(spd)), np.linalg.cholesky(spd)
+    yield "solve", pb.linalg.solve(ctx.scatter(spd), ctx.scatter(w)), np.linalg.solve(spd, w)
     with pb.plan(pb.matmul, a, b, out=ctx.zeros((N, N), block=32)) as plan:
         graph = plan.graph()
-        yield "graph", same(ctx, graph.replay(), w @ w)
-        yield "run", same(ctx, plan(), w @ w)
-
-
-def tensor_parallel(ctx: pb.Context, x: Any, w: Any, expected: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Calls that are kept, recorded and replayed, of every algorithm that "auto" takes."""
-    for algo in ("auto", "nccl", "push"):
-        for turn in range(5):
-            found = pb.matmul_allreduce(x, w, ctx, algo=algo)
-            yield f"{algo} {turn}", same(ctx, found, expected)
-
-
-def check(ctx: pb.Context, results: Iterator[tuple[str, str]], other: int) -> None:
-    get = ctx.engine.xp.cuda.runtime.getDevice
-    faults = []
-    for case, fault in results:
-        current = get()
-        if fault or current != other:
-            faults.append(f"{case}: {fault}, GPU {current} is current")
-    assert not everywhere(ctx, "; ".join(faults))
+        yield "graph", graph.replay(), w @ w
+        yield "run", plan(), w @ w
 
 
 def test_matrices(ctx, other):
-    check(ctx, products(ctx, integers((N, N), np.dtype("float64"), 1)), other)
+    for case, found, expected in products(ctx, integers((N, N), np.dtype("float64"), 1)):
+        check_same(ctx, found, expected, case)
+        assert ctx.engine.xp.cuda.runtime.getDevice() == other, case
 
 
 def test_tensor_parallel(ctx, other):
+    """Calls that are kept, recorded and replayed, of every algorithm that "auto" takes."""
     xp, values = ctx.engine.xp, integers((N, N), np.dtype("float64"), 2)
     with xp.cuda.Device(ctx.engine.device.index):
         x, w = xp.asarray(values), xp.asarray(values)
-    check(ctx, tensor_parallel(ctx, x, w, ctx.size * values @ values.T), other)
+    for algo in ("auto", "nccl", "push"):
+        for turn in range(5):
+            found = pb.matmul_allreduce(x, w, ctx, algo=algo)
+            check_same(ctx, found, ctx.size * values @ values.T, f"{algo} {turn}")
+            assert xp.cuda.runtime.getDevice() == other, f"{algo} {turn}"
 
 
 def test_a_thread_begins_with_the_first_gpu(ctx):
     """CUDA's current GPU is a thread's own."""
-    faults: list[str] = []
 
-    def work(do: Callable[[], Any]) -> None:
-        try:
-            faults.extend(f"{case}: {fault}" for case, fault in do() if fault)
-        except Exception as error:  # noqa: BLE001 - shown by the test
-            faults.append(repr(error))
+    def work() -> None:
+        for case, found, expected in products(ctx, integers((N, N), np.dtype("float64"), 3)):
+            check_same(ctx, found, expected, case)
 
-    values = integers((N, N), np.dtype("float64"), 3)
-    thread = threading.Thread(target=work, args=[lambda: products(ctx, values)])
-    thread.start()
-    thread.join()
-    assert not everywhere(ctx, "; ".join(faults))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()
 
 
 def test_operands_on_another_gpu_are_refused_by_all(ctx, other):
@@ -124,7 +107,7 @@ def test_closing(ctx, other):
     with pb.Context(engine="cublasmp") as mine:
         cuda.Device(other).use()
         a = mine.full((64, 64), 1.0)
-        assert same(mine, a @ a, np.full((64, 64), 64.0)) == ""
+        check_same(mine, a @ a, np.full((64, 64), 64.0))
     assert cuda.runtime.getDevice() == other
 
 
@@ -138,8 +121,5 @@ def test_pytorch(ctx, other):
         torch.cuda.set_device(other)
         for turn in range(5):
             found = pb.matmul_allreduce(x, w, ctx)
-            fault = (
-                "" if np.array_equal(found.cpu().numpy(), ctx.size * values @ values.T) else f"wrong {turn}"
-            )
-            assert not everywhere(ctx, fault)
+            np.testing.assert_array_equal(found.cpu().numpy(), ctx.size * values @ values.T, f"{turn}")
     torch.cuda.set_device(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 import pblasmp as pb
 from tests.helpers.epilogues import KINDS, TOLERANCES, check_epilogue, follow, matrix, part, part_of_d, placed
-from tests.helpers.gpu.tables import Table
+from tests.helpers.gpu.tables import check_each
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.slow import fewer
 
@@ -40,19 +41,18 @@ def each_with(others: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("scheme", [AG, RS, AR, "gemm"])
 def test_epilogues_are_right(ctx, scheme, dtype):
-    rng, table = np.random.default_rng(41), Table(ctx)
-    for kind, (order, unit) in each_with(tuple(itertools.product("CF", (64, 20)))):
-        matched = "NT" if order == "C" else "TN"
-        ops = matched if unit == 64 else ("NN", "TN", "NT", "TT")[rng.integers(4)]
-        p = problem(ctx, scheme, dtype, order, ops, unit)
-        tolerance = max(TOLERANCES[dtype], APPROXIMATE if "gelu" in kind and dtype != "float64" else 0)
-        beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != AR else 0.0
+    rng = np.random.default_rng(41)
 
-        def run(p=p, kind=kind, tolerance=tolerance, beta=beta) -> None:
-            check_epilogue(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
+    def cases():
+        for kind, (order, unit) in each_with(tuple(itertools.product("CF", (64, 20)))):
+            matched = "NT" if order == "C" else "TN"
+            ops = matched if unit == 64 else ("NN", "TN", "NT", "TT")[rng.integers(4)]
+            p = problem(ctx, scheme, dtype, order, ops, unit)
+            tolerance = max(TOLERANCES[dtype], APPROXIMATE if "gelu" in kind and dtype != "float64" else 0)
+            beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != AR else 0.0
+            yield partial(check_epilogue, ctx, rng, p, kind, tolerance=tolerance, beta=beta)
 
-        table.add(f"{scheme} {dtype} {order} {p.op_a}{p.op_b} {unit} beta {beta}: {kind}", run)
-    table.check()
+    check_each(ctx, cases())
 
 
 @pytest.mark.parametrize("scheme", [AG, RS])
@@ -61,19 +61,16 @@ def test_schemes_are_fused(ctx, scheme):
 
     Between hosts only those that pblasmp's algorithms compute so.
     """
-    rng, table = np.random.default_rng(42), Table(ctx)
+    rng = np.random.default_rng(42)
     late = {"drelu": 801, "bias_grad": 800 if scheme == RS else 700}
-    for kind, algo in each_with(("auto", "default", "no_overlap")):
-        if any(word in kind and ctx.engine.version < since for word, since in late.items()):
-            continue
-        p = problem(ctx, scheme, "bfloat16", "C", "TN" if "bias_grad_" in kind else "NT", 128)
-        table.add(
-            f"{scheme} {algo}: {kind}",
-            lambda p=p, kind=kind, algo=algo: check_epilogue(
-                ctx, rng, p, kind, fused=True, algo=algo, tolerance=3e-2
-            ),
-        )
-    table.check()
+
+    def cases():
+        for kind, algo in each_with(("auto", "default", "no_overlap")):
+            if all(word not in kind or ctx.engine.version >= since for word, since in late.items()):
+                p = problem(ctx, scheme, "bfloat16", "C", "TN" if "bias_grad_" in kind else "NT", 128)
+                yield partial(check_epilogue, ctx, rng, p, kind, fused=True, algo=algo, tolerance=3e-2)
+
+    check_each(ctx, cases())
 
 
 def gpu(ctx: pb.Context, values: np.ndarray) -> Any:

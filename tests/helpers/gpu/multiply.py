@@ -10,7 +10,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.engines.gpu.cublasmp import faults
-from tests.helpers.gpu.products import OPS, integers, part_of, poisoned, wrong
+from tests.helpers.gpu.products import OPS, check_whole, integers, part_of, poisoned
 from tests.helpers.machine import Multiplying
 
 Window = tuple[slice, slice]
@@ -64,7 +64,6 @@ def check_product(
         expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
     if beta:
         expected = expected + beta * values["c"]
-    fault = wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
-    assert not fault, f"{p}: {fault}"
+    check_whole(ctx, out, expected, p, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
     out.local[...] = np.nan
     assert np.isnan(wholes["d"].local).all(), f"{p}: written outside the sub-matrix"

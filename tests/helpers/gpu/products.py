@@ -59,17 +59,6 @@ def product_part(
     return part + beta * values["c"][rows[:, None], cols] if beta else part
 
 
-def wrong(ctx: pb.Context, got: pb.DistributedMatrix, expected: np.ndarray, tolerance: float = 0) -> str:
-    """Return how this rank's part of ``got`` differs from the whole ``expected``, or an empty string."""
-    part = part_of(ctx, expected, got.descriptor)
-    return "" if part is None else wrong_part(ctx, got, part, tolerance)
-
-
-def wrong_part(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, tolerance: float = 0) -> str:
-    """Return how the local array of ``got`` differs from ``part``, or an empty string."""
-    return unequal(ctx.engine.to_host(got.local), part, got.dtype, tolerance)
-
-
 def unequal(local: np.ndarray, part: np.ndarray, dtype: np.dtype, tolerance: float = 0) -> str:
     """Return how an array of elements of ``dtype`` differs from ``part``, or an empty string."""
     local = local if local.dtype == dtype or local.dtype != np.uint8 else local.view(dtype)  # 8-bit floats
@@ -88,6 +77,22 @@ def check_part(
     assert not wrong, f"{case}: {wrong}"
 
 
+def check_local(
+    ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, case: object = "", tolerance: float = 0
+) -> None:
+    """Fail if the local array of ``got`` differs from ``part``. Local."""
+    check_part(ctx.engine.to_host(got.local), part, got.dtype, f"{case}", tolerance)
+
+
+def check_whole(
+    ctx: pb.Context, got: pb.DistributedMatrix, expected: np.ndarray, case: object = "", tolerance: float = 0
+) -> None:
+    """Fail if this rank's part of ``got`` differs from the whole ``expected``. Local."""
+    part = part_of(ctx, expected, got.descriptor)
+    if part is not None:
+        check_local(ctx, got, part, case, tolerance)
+
+
 def failure(check: Callable[..., Any], *args: Any, **how: Any) -> str:
     """Run a check that asserts after its last collective call; return what it says, or an empty string."""
     try:
@@ -95,8 +100,3 @@ def failure(check: Callable[..., Any], *args: Any, **how: Any) -> str:
     except AssertionError as error:
         return str(error) or "an assertion without words"
     return ""
-
-
-def everywhere(ctx: pb.Context, fault: str) -> str:
-    """Return the first rank's fault that is not empty."""
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(ctx.comm.allgather(fault)) if text), "")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in one test: each is printed before it begins; what the library refuses or gets wrong is in one table."""
+"""What calls on GPUs are refused for where the tests run, and many cases in one test, some of them so."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pblasmp as pb
 
-from .products import failure
+from .moves import say
 
 _REFUSED = {  # by environment variable: why what was asked for by name may be refused
     "NCCL_HOSTID": ("NCCL has no window", "GPUs of one NVLink domain", "fused=True asks for"),
@@ -32,41 +32,23 @@ def why_refused_here(error: BaseException) -> str:
     return ""
 
 
-class Table:
-    """What went wrong, case by case; ``check`` at the end."""
+def check_each(ctx: pb.Context, cases: Iterable[partial[Any]]) -> None:
+    """Run cases, which assert after their last collective call; those refused where the tests run count for nothing.
 
-    def __init__(self, ctx: pb.Context) -> None:
-        self._ctx = ctx
-        self.lines: list[str] = []
-        self._computed = 0
-        self._refused: pb.UnsupportedError | None = None
+    Collective.
 
-    def add(self, case: str, run: Callable[[], Any]) -> None:
-        """Run a case, which asserts after its last collective call, and note what fails on any rank. Collective."""
-        if self._ctx.rank == 0 and os.environ.get("PBLASMP_TRACE"):
-            print(case, file=sys.__stderr__, flush=True)
+    Raises:
+        UnsupportedError: all were refused.
+    """
+    refused, computed = None, False
+    for case in cases:
+        say(ctx, f"{case.args} {case.keywords}")
         try:
-            wrong = failure(run)
-        except (pb.StatusError, pb.UnsupportedError) as error:
-            if isinstance(error, pb.UnsupportedError) and why_refused_here(error):  # on every rank
-                self._refused = error
-                return
-            wrong = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        found = self._ctx.comm.allgather(wrong)
-        ranks = [rank for rank, text in enumerate(found) if text]
-        if ranks:
-            self.lines.append(f"{case:<56} {found[ranks[0]]} (ranks {ranks})")
-        self._computed += 1
-
-    def check(self) -> None:
-        """Fail if a case was wrong. Local.
-
-        Raises:
-            UnsupportedError: all cases were refused for where the tests run.
-        """
-        assert not self.lines, str(self)
-        if self._refused is not None and not self._computed:
-            raise self._refused
-
-    def __str__(self) -> str:
-        return "\n".join([f"{len(self.lines)} cases:", *self.lines])
+            case()
+            computed = True
+        except pb.UnsupportedError as error:  # on every rank
+            if not why_refused_here(error):
+                raise
+            refused = error
+    if refused is not None and not computed:
+        raise refused
