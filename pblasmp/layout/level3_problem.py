@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from ..dtypes import DTYPES, is_float8, plain
+from ..dtypes import BLAS_TYPES, plain
 from ..errors import ArgumentError, ArgumentTypeError, short_repr
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of
@@ -201,8 +201,9 @@ class Level3Problem(Problem):
                 yield f"{name}: shape is {shape_text(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
 
     def _types(self, d: str) -> Iterator[str]:
-        if is_float8(self.d.dtype):
-            yield f"{d}: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
+        if self.d.dtype.name not in BLAS_TYPES:
+            expected = f"which only products have, expected one of {', '.join(BLAS_TYPES)}"
+            yield f"{d}: dtype is {self.d.dtype.name}, {expected}"
         for name in "abc":
             x = getattr(self, name)
             if x is not None and x.dtype != self.d.dtype:

@@ -72,10 +72,13 @@ def test_extents_are_multiples_of_sixteen():
     assert pb.MatmulProblem.gemm(32, 64, 48, pb.Grid(1, 1), 7, op_b="T", dtype=E4).faults() == []
 
 
-def test_only_products_have_eight_bits():
-    x = pb.MatrixDescriptor((32, 32), (16, 16), GRID, dtype=E4)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", E4])
+def test_only_products_have_short_types(dtype):
+    x = pb.MatrixDescriptor((32, 32), (16, 16), GRID, dtype=dtype)
     (fault,) = [fault for fault in Level3Problem("syrk", x, x).faults() if "dtype" in fault]
-    assert fault.startswith("d: dtype is float8_e4m3fn, which only matmul has, expected one of float64,")
+    assert fault == (
+        f"d: dtype is {dtype}, which only products have, expected one of float64, float32, complex128, complex64"
+    )
 
 
 def test_c_has_sixteen_bits():
