@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..comm import Side
 from ..comm.choice import Serial
 from ..engines.arrays import blas_operand
+from ..engines.dense.factor_panels import FactorPanels, SharedPanels
 from ..engines.host.host_engine import HostEngine
 from ..engines.host.host_operations import HostOperations
 from ..engines.protocol import Transport
@@ -329,6 +330,29 @@ _OF_NUMPY = (
 )  # fmt: skip
 
 
+class Repeats(FactorPanels):
+    """Panels whose updates are counted once for all of the same extents: there are as many as pairs of panels."""
+
+    def subtract(self, operations: Any, panel: Any, k: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Count what a panel, or several, contribute to others. Local."""
+        extents = "subtract", panel.shape[1], tuple((each[0], each[-1]) for each in blocks)
+        operations.repeat(extents, super().subtract, operations, panel, k, blocks)
+
+    def eliminate(self, operations: Any, panel: Any, k: int, group: Sequence[int]) -> None:
+        """Count the update of panels with L of another one. Local."""
+        extents = "eliminate", k, len(group), group[-1] == self.shape.panels - 1
+        operations.repeat(extents, super().eliminate, operations, panel, k, group)
+
+    def reflect(self, operations: Any, panel: Any, k: int, x: Any, *, adjoint: bool) -> None:
+        """Count the products of columns with the reflectors of a panel. Local."""
+        extents = "reflect", k, x.shape
+        operations.repeat(extents, super().reflect, operations, panel, k, x, adjoint=adjoint)
+
+
+class _DrySharedPanels(Repeats, SharedPanels):
+    """Panels in the memory of a node."""
+
+
 class DryOperations(HostOperations):
     """The host's operations, which count instead of computing.
 
@@ -336,6 +360,8 @@ class DryOperations(HostOperations):
         shapes: how often a kernel was run, by name, type, m, n and k, as of ``Traffic``.
         flops: floating-point operations of products and solves so far, four times as many of complex types.
     """
+
+    shared_panels: Any = _DrySharedPanels
 
     xp: Any = SimpleNamespace(
         **{name: getattr(np, name) for name in _OF_NUMPY},
@@ -352,6 +378,23 @@ class DryOperations(HostOperations):
         super().__init__("scipy", kept, cores)  # type: ignore[arg-type]
         self.flops = 0
         self.shapes: Shapes = Counter()
+        self._known: dict[Hashable, tuple[int, int, Shapes]] = {}
+
+    def repeat(self, extents: Hashable, count: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Count something by ``count``, or as before if its extents were counted already. Local."""
+        flops, written = self.flops, Ghost.written
+        if extents in self._known:
+            flops, written, shapes = self._known[extents]
+            self.flops += flops
+            Ghost.written += written
+            for shape, times in shapes.items():
+                self.shapes[shape] += times
+            return
+        before, self.shapes = self.shapes, Counter()
+        count(*args, **kwargs)
+        self._known[extents] = self.flops - flops, Ghost.written - written, self.shapes
+        before.update(self.shapes)
+        self.shapes = before
 
     def _count(self, kernel: str, m: int, n: int, k: int, dtype: np.dtype, flops: int | None = None) -> None:
         flops = FLOPS[kernel](m, n, k) if flops is None else flops

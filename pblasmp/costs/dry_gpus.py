@@ -16,7 +16,7 @@ from ..engines.dense.sweeps import Dealt
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.gpu_engine import GpuEngine
 from ..engines.tensor.algorithms import MESSAGES
-from .dry_engine import DryEngine, DryOperations, DryTransport
+from .dry_engine import DryEngine, DryOperations, DryTransport, Repeats
 
 
 class _DryGpuTransport(DryTransport):
@@ -30,7 +30,7 @@ class _DryGpuTransport(DryTransport):
         return dtype
 
 
-class _PassedPanels(OwnPanels):
+class _PassedPanels(Repeats, OwnPanels):
     """A GPU's own panels: each rank passes one on to the next."""
 
     def publish(self, k: int) -> None:

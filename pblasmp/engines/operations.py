@@ -35,6 +35,7 @@ class Operations(Protocol):
         workers: ranks of a node that may compute at the same time: no more than it has cores.
         factor_alone: order up to which one rank of a node factors a matrix alone.
         factor_wait: elements that travel between nodes in the time in which a rank waits for another one.
+        shared_panels: makes panels in memory that the only rank has, or all share; None: ranks have their own.
         own_panels: makes panels that ranks have whole, in arrays that no other rank reads; None: ranks that do not
             share memory have all their matrices on a grid.
         grid_panels: makes panels that the ranks of a process column share, all of which reach each other; None: a rank
@@ -60,6 +61,7 @@ class Operations(Protocol):
     workers: int
     factor_alone: int
     factor_wait: int
+    shared_panels: Any
     own_panels: Any
     grid_panels: Any
     split_panels: Any

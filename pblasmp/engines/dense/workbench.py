@@ -124,12 +124,13 @@ class Workbench:
             if self.shared:
                 at = self._at[4 + i] - self._at[4]
                 if place is not None:
-                    out.append(SharedPanels(place, None, *about, given=True))
+                    out.append(self.operations.shared_panels(place, None, *about, given=True))
                     continue
                 assert memory is not None
                 whole = carve(memory, at, (ld, shape.cols), self._dtype, "F")[: shape.rows]
                 alone = i or shape.workers == 1
-                out.append(SharedPanels(whole, None if alone else transport.progress(flags), *about))
+                progress = None if alone else transport.progress(flags)
+                out.append(self.operations.shared_panels(whole, progress, *about))
                 continue
             own = self.described(i).local_shape(self.rank) if self.rank < shape.workers else (0, 0)
             array = place

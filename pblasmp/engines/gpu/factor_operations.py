@@ -57,6 +57,7 @@ class GpuFactorOperations(GpuOperations):
     workers = 1 << 30
     factor_alone = 0
     factor_wait = 1_400_000  # 3.5 ms at 3.3 GB/s: a wait of 0.9 ms over sockets, as bytes between nodes count
+    shared_panels: Any = None
     own_panels: Any = QueuedPanels
     grid_panels: Any = GridPanels
     split_panels: Any = SplitPanels

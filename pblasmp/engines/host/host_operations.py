@@ -13,6 +13,7 @@ from ...dtypes import accumulation_dtype
 from ...errors import short_repr
 from ...layout.intersection import copy_all
 from ...layout.pieces import LocalPart
+from ..dense.factor_panels import SharedPanels
 from ..dense.split_panels import SplitPanels, exchanged_rows
 from ..local.extremes import scale_by_power
 from ..operations import Operations
@@ -56,6 +57,7 @@ class HostOperations(Operations):
     factor_width = 0
     factor_alone = 384  # one core's LAPACK is then as fast as two ranks that wait for each other
     factor_wait = 100_000  # 80 microseconds at 10 GB/s
+    shared_panels: Any = SharedPanels
     own_panels: Any = None
     grid_panels: Any = None
     split_panels: Any = SplitPanels

@@ -13,7 +13,7 @@ from pblasmp.comm import Cell, Cells, Side
 from pblasmp.comm.exchange import ends, piece_of
 from pblasmp.costs import counts, traffic
 from pblasmp.costs.counts import Counts, counts_of
-from pblasmp.costs.dry_engine import Ghost, ghost
+from pblasmp.costs.dry_engine import DryOperations, Ghost, ghost
 from pblasmp.engines.dense.stationary import StationaryMethod
 from pblasmp.layout import ParallelProblem
 from pblasmp.layout.intersection import common_counts
@@ -258,6 +258,27 @@ def test_few_ranks_of_many_are_counted(name, per_node):
     x = pb.MatrixDescriptor((2048, 2048), 64, "32x32")
     p = pb.Level3Problem(name, **dict.fromkeys((*ROUTINES[name].operands, "d"), x))
     assert len(p.traffic(ranks_per_node=per_node).shapes) <= 6
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+@pytest.mark.parametrize("name", ["lu", "cholesky", "qr"])
+def test_panels_that_do_alike_are_counted_once(name, gpus, monkeypatch):
+    """As much is counted as pair by pair, in steps that grow with the panels, not with their pairs."""
+    calls = []
+
+    def counted(self, *args, **kwargs):
+        calls.append(args)
+        return count(self, *args, **kwargs)
+
+    count = DryOperations._count
+    monkeypatch.setattr(DryOperations, "_count", counted)
+    problem = pb.FactorProblem.of(name, 20_000 if gpus else 3000, "2x2", 64)
+    once, steps = traffic.traffic(problem, gpus=gpus), len(calls)
+    monkeypatch.setattr(DryOperations, "repeat", lambda _, __, count, *args, **how: count(*args, **how))
+    every = traffic.traffic(problem, gpus=gpus)
+    assert (once.to_dict(), once.shapes) == (every.to_dict(), every.shapes)
+    assert np.array_equal(once.touched_bytes, every.touched_bytes)
+    assert steps < (len(calls) - steps) / 2
 
 
 def test_arrays_without_values():
