@@ -66,7 +66,8 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     Args:
         function: ``pb.matmul``, a routine of level 2 or 3, a vector's that returns one, a factorization or a
             tensor-parallel function, or its name.
-        *args, **kwargs: its arguments. The x of a tensor-parallel function may be a shape.
+        *args, **kwargs: its arguments; a vector as a matrix of one column, where calls also take a NumPy array. The x
+            of a tensor-parallel function may be a shape.
 
     Returns:
         A plan: ``plan()`` runs it on the operands' current values, ``plan(c=other)`` on other operands like them.

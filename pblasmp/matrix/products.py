@@ -93,16 +93,14 @@ def matmul(
         done = _FORM.run((a, b, c, out, alpha, beta, op_a, op_b, algo))
     if done:
         return cast("Matrix", out)
-    if is_vector(a) or is_vector(b):
-        given = locals()
-        del given["plain"], given["done"]
-        return cast("Matrix", _by_vector(a, b, given))
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "algo": algo}
     if not plain or not one_of(scheme, ("gemm",)):
         plain = False
         how.update(
             epilogue=epilogue, scales=scales, scheme=scheme, compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms
         )  # fmt: skip
+    if is_vector(a) or is_vector(b):
+        return cast("Matrix", _by_vector({"a": a, "b": b, "c": c, "out": out, **how}))
     product: Matrix = _call(a, b, c, out, how, plain).run(voted=done is False)
     return product
 
@@ -110,9 +108,9 @@ def matmul(
 _FORM = HandleForm("matmul", GEMM, ("a", "b", "c", "out", "alpha", "beta", "op_a", "op_b", "algo"))
 
 
-def _by_vector(a: Any, b: Any, arguments: dict[str, Any]) -> Any:
+def _by_vector(arguments: dict[str, Any]) -> Any:
     """Return ``matmul`` of a matrix and a vector, or of a vector and a matrix, as a vector. Collective."""
-    vector, matrix = ("b", a) if is_vector(b) else ("a", b)
+    vector, matrix = ("b", arguments["a"]) if is_vector(arguments["b"]) else ("a", arguments["b"])
     op = arguments[f"op_{vector}"]
     if not one_of(op, ("N",)):
         error = (
