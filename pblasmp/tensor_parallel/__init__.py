@@ -112,12 +112,7 @@ def allgather_matmul(
     See Also:
         matmul_reduce_scatter; pblasmp.torch has the same with gradients.
     """
-    return multiply(
-        "allgather_matmul", ctx, x, w, c, out, bias, scales,
-        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
-        return_gathered=return_gathered, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype,
-        w_dtype=w_dtype,
-    )[0]  # fmt: skip
+    return multiply("allgather_matmul", **locals())[0]
 
 
 def matmul_reduce_scatter(
@@ -172,11 +167,7 @@ def matmul_reduce_scatter(
     See Also:
         allgather_matmul, matmul_allreduce.
     """
-    return multiply(
-        "matmul_reduce_scatter", ctx, x, w, c, out, bias, scales,
-        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
-        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )[0]  # fmt: skip
+    return multiply("matmul_reduce_scatter", **locals())[0]
 
 
 def matmul_allreduce(
@@ -229,11 +220,7 @@ def matmul_allreduce(
     See Also:
         matmul_reduce_scatter.
     """
-    return multiply(
-        "matmul_allreduce", ctx, x, w, c, out, bias, scales,
-        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation,
-        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )[0]  # fmt: skip
+    return multiply("matmul_allreduce", **locals())[0]
 
 
 def matmul_allgather(
@@ -285,11 +272,7 @@ def matmul_allgather(
     See Also:
         allgather_matmul.
     """
-    return multiply(
-        "matmul_allgather", ctx, x, w, c, out, bias, scales,
-        transposed=transposed, dtype=dtype, alpha=alpha, beta=beta, activation=activation, algo=algo,
-        compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
-    )[0]  # fmt: skip
+    return multiply("matmul_allgather", **locals())[0]
 
 
 def parallel_call(
