@@ -169,8 +169,7 @@ def double_dtype(*dtypes: np.dtype) -> np.dtype:
 def scalar(value: Any, dtype: np.dtype, name: str) -> complex:
     """Return ``value`` as the float, or for a complex ``dtype`` the complex, that scales a product. Local.
 
-    Raises:
-        ArgumentError: ``value`` is not a number, or is complex while ``dtype`` is real.
+    ArgumentError if it is not a number, or is complex while ``dtype`` is real.
     """
     try:
         if isinstance(value, (str, np.bool_)):  # complex() would take it

@@ -152,12 +152,7 @@ def opened(library: str, make: Callable[[], T]) -> T | PblasmpError:
 def required(what: str, extra: str) -> Iterator[None]:
     """Make the error of an import in this block say which extra has the missing module. Local.
 
-    Args:
-        what: what needs the module, as the subject of a sentence in the plural.
-        extra: the extra that installs it.
-
-    Raises:
-        LibraryNotFoundError: the module is not installed.
+    ``what`` needs the module, as the subject of a sentence in the plural. The error is a LibraryNotFoundError.
     """
     try:
         yield

@@ -132,12 +132,9 @@ class Job:
 
 
 def last_lines(file: Path, lines: int, since: int = 0) -> str:
-    """Return the last lines of a file, which may be large; if it is not there, nothing. Local.
+    """Return the last lines of a file, which may be large, from a byte on; if it is not there, nothing. Local.
 
-    Args:
-        file: what is read, no more than its last 64 KiB.
-        lines: how many.
-        since: where the first of them may begin, in bytes.
+    No more than its last 64 KiB are read.
     """
     try:
         with file.open("rb") as stream:

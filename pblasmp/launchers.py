@@ -224,8 +224,7 @@ class NoLauncher(Launcher):
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher:
     """Find the MPI launcher: the one that PBLASMP_MPIRUN names, else this Python's, else the first on PATH. Local.
 
-    Raises:
-        LibraryNotFoundError: there is none, or it does not run.
+    LibraryNotFoundError if there is none, or it does not run.
     """
     named = environ.get(_MPIRUN)
     if named:

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 def submodule(package: str, name: str) -> object:
     """Return a module of a package. Local.
 
-    Args:
-        package: its name.
-        name: the module's in it.
-
-    Raises:
-        AttributeError: there is none of that name.
-        ModuleNotFoundError: it needs another module that is missing.
+    AttributeError if there is none of that name, ModuleNotFoundError if it needs another module that is missing.
     """
     module = f"{package}.{name}"
     try:

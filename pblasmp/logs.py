@@ -48,8 +48,7 @@ _filter = _OneRank()
 def show_logs(handler: logging.Handler | None = None, setting: str | None = None) -> None:
     """Write the log to ``handler``, standard error by default, as PBLASMP_LOG or ``setting`` says. Local.
 
-    Raises:
-        ArgumentError: the setting is not "info" or "debug", with ",all" or without.
+    ArgumentError unless the setting is "info" or "debug", with ",all" or without.
     """
     setting = os.environ.get(VARIABLE, "") if setting is None else setting
     if not setting:

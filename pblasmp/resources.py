@@ -83,10 +83,8 @@ def machine_cores() -> int:
 def rank_share(most: int, of_machine: int, ranks: int | None = None) -> int:
     """Return how many entries, or bytes, a rank's cache may have. Local.
 
-    Args:
-        most: if the machine has few ranks.
-        of_machine: what all ranks of the machine may have together.
-        ranks: how many these are; by default those that the launcher has started.
+    They are ``most`` if the machine has few ranks, a part of ``of_machine`` if it has many: by default those that the
+    launcher has started.
     """
     return max(1, min(most, of_machine // (ranks or ranks_here() or 1)))
 

@@ -89,8 +89,7 @@ def leading_dimension(array: Any) -> int:
 def read_descriptor(desc: Sequence[int], kind: str, grid: Grid) -> tuple[MatrixDescriptor, int]:
     """Return what a rank's nine integers say: the matrix's layout, the same on every rank, and this rank's LLD. Local.
 
-    Raises:
-        ArgumentError: the descriptor is not legal.
+    ArgumentError if the descriptor is not legal.
     """
     unpadded = [*desc[:8], *(2**31 - 1 for _ in desc[8:])]  # LLD may differ from rank to rank
     descriptor = MatrixDescriptor.from_scalapack(unpadded, grid, as_dtype(kind))

@@ -130,8 +130,7 @@ class Torchrun(Launcher):
 def named(function: Function | str, nranks: object) -> tuple[str, str]:
     """Return "module:name", and the module's file for ranks that cannot import it by name; "" if unknown. Local.
 
-    Raises:
-        ArgumentError: the ranks could not find it, or there would be no rank.
+    ArgumentError if the ranks could not find it, or there would be no rank.
     """
     if not isinstance(nranks, (int, np.integer)) or nranks < 1:
         raise ArgumentError(f"nranks: expected an integer, at least 1, got {short_repr(nranks)}")
@@ -293,12 +292,8 @@ def run_function(
 ) -> dict[str, Any]:
     """Run "module:function" and return what it returned or, for a generator, the cases that it yielded.
 
-    Args:
-        name: the function.
-        file: where its module is, in case it cannot be imported by name.
-        comm: its first argument.
-        kwargs: its keyword arguments.
-        done: called with the name of each case after it.
+    The file is the module's, in case it cannot be imported by name; ``done`` is called with the name of each case after
+    it.
     """
     module, _, attribute = name.partition(":")
     function: Any = import_module(module, file)
@@ -344,8 +339,7 @@ def _plain(value: Any) -> Any:
 def world_of(kind: str) -> tuple[Any, int, int]:
     """Return the communicator of all ranks, this rank and how many there are. Collective over all ranks.
 
-    Args:
-        kind: "torchrun", or a launcher of MPI.
+    The kind is "torchrun", or a launcher of MPI.
     """
     if kind == "torchrun":
         import torch.distributed as dist
@@ -362,10 +356,6 @@ def run_rank(folder: str, kind: str) -> None:
 
     The rank leaves its number, its answer, its last case and, at SIGUSR2, its stack there. If it has failed it waits
     for its end: the others are still to say where they are.
-
-    Args:
-        folder: the directory.
-        kind: as of ``world_of``.
     """
     directory = Path(folder)
     call = json.loads((directory / "call").read_text())

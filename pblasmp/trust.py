@@ -26,11 +26,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def as_path(value: object, name: str = "path") -> Path:
-    """Return the path that a user has given. Local.
-
-    Raises:
-        ArgumentTypeError: it is none; ``name`` says in the message which argument that is.
-    """
+    """Return the path that a user has given as the argument ``name``, or raise ArgumentTypeError. Local."""
     try:
         return Path(value)  # type: ignore[arg-type]
     except TypeError:
@@ -40,11 +36,8 @@ def as_path(value: object, name: str = "path") -> Path:
 def open_trusted(path: Path) -> BinaryIO:
     """Return a trusted file, opened for reading. Local.
 
-    What is read is what was checked: the file is opened once, and never through a link.
-
-    Raises:
-        ArgumentError: it is not trusted, or no file; the message says why and what to do.
-        OSError: it cannot be opened.
+    What is read is what was checked: the file is opened once, and never through a link. ArgumentError, which says what
+    to do, if it is not trusted, or no file.
     """
     fault = fault_of(path)
     if fault:
@@ -63,8 +56,7 @@ def open_trusted(path: Path) -> BinaryIO:
 def private_folder(prefix: str) -> Iterator[Path]:
     """Make a folder for temporary files that no other user can read, write or replace, for a ``with`` block. Local.
 
-    Raises:
-        ArgumentError: the folder of temporary files lets others replace what is in it.
+    ArgumentError if the folder of temporary files lets others replace what is in it.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         fault = fault_of(Path(name))
@@ -98,10 +90,7 @@ def fault_of(path: Path) -> str:
 def on_the_way(path: Path) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield each folder, symbolic link and file on the way to a path, with its status; None: it is missing. Local.
 
-    The last one is where the path leads.
-
-    Raises:
-        OSError: it leads through too many links.
+    The last one is where the path leads. OSError if it leads through too many links.
     """
     at, links = "/", 0
     rest = [*reversed(path.absolute().parts)]

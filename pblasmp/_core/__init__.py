@@ -250,30 +250,18 @@ def _core() -> Core | str:
 
 
 def load() -> Core | None:
-    """Return the core, None if there is none. Local.
-
-    Raises:
-        ArgumentError: the environment variable PBLASMP_CORE is neither 0 nor 1.
-    """
+    """Return the core, None if there is none; ArgumentError if PBLASMP_CORE is neither 0 nor 1. Local."""
     core = _core()
     return None if isinstance(core, str) else core
 
 
 def why_not() -> str:
-    """Return why there is no core, an empty text if there is. Local.
-
-    Raises:
-        ArgumentError: as ``load``.
-    """
+    """Return why there is no core, an empty text if there is; raise as ``load``. Local."""
     core = _core()
     return core if isinstance(core, str) else ""
 
 
 def stale() -> str:
-    """Return why a core that has been compiled is not used, though nobody has asked for that; else "". Local.
-
-    Raises:
-        ArgumentError: as ``load``.
-    """
+    """Return why a core that has been compiled is not used, though nobody has asked for that; else "". Local."""
     why = why_not()
     return why if LIBRARY.exists() and os.environ.get(_VARIABLE) != "0" else ""

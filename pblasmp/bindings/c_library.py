@@ -265,11 +265,7 @@ class CLibrary(ABC):
         return function
 
     def raw(self, name: str) -> Any:
-        """Return the ctypes function itself: it returns what C returns, unchecked. Local.
-
-        Raises:
-            UnsupportedError: This version has no function ``name``.
-        """
+        """Return the ctypes function itself, unchecked; UnsupportedError if this version lacks it. Local."""
         function = self._pointer(name)
         function.argtypes = [ctype(argument.type) for argument in self.functions[name].arguments]
         return function
@@ -278,10 +274,7 @@ class CLibrary(ABC):
         """Return the checked call of ``name``, its arguments converted once, to be repeated cheaply. Local.
 
         A ctypes object among the arguments is read at each call: set its ``value`` to change the argument.
-
-        Raises:
-            UnsupportedError: This version has no function ``name``.
-            TypeError: The arguments are not those of the function.
+        UnsupportedError if this version has no such function, TypeError if the arguments are not its.
         """
         types = [ctype(argument.type) for argument in self.functions[name].arguments]
         if len(types) != len(arguments):
@@ -355,11 +348,7 @@ class SolverLibrary(CLibrary):
         self.version = OLDEST_SOLVER
 
     def check_version(self, handle: int) -> None:
-        """Ask for the version. Local.
-
-        Raises:
-            UnsupportedError: it is too old.
-        """
+        """Ask for the version; UnsupportedError if it is too old. Local."""
         found = ctypes.c_int()
         self.cusolverMpGetVersion(handle, ctypes.byref(found))
         self.version = found.value

@@ -253,13 +253,9 @@ def _placed(name: str, *, const: bool = False) -> str:
 def _solver_routine(
     name: str, *shared: str, after: str = "", since: int = OLDEST_SOLVER
 ) -> tuple[Function, Function]:
-    """Return a routine on matrices and the query of its workspace.
+    """Return a routine on matrices and the query of its workspace, in the library since that version.
 
-    Args:
-        name: of the routine.
-        shared: what both take between the handle and the compute type.
-        after: what the routine takes besides, before the compute type.
-        since: the first version that has it.
+    ``shared`` is what both take between the handle and the compute type, ``after`` what the routine takes besides.
     """
     both = ", ".join(("cusolverMpHandle_t handle", *shared))
     compute = "cudaDataType_t computeType"

@@ -278,12 +278,7 @@ def routine_call(routine: str, **arguments: Any) -> MatrixCall:
 
 
 def _run(routine: str, arguments: tuple[Any, ...]) -> Matrix:
-    """Return what the level-3 routine of that name computes. Collective over the context.
-
-    Args:
-        routine: its name.
-        arguments: all of its function's, in their order.
-    """
+    """Return what a level-3 routine computes for its function's arguments in order. Collective over the context."""
     form = _FORMS[routine]
     done = form.run(arguments)
     if done:

@@ -46,11 +46,7 @@ def same(x: Handle, y: Handle) -> bool:
 def _check_fit(row: VectorRoutine, routine: str, given: Given, op_a: object = "N") -> None:
     """Raise an error that names every operand that does not fit. Local.
 
-    Args:
-        row: the routine's row of the table.
-        routine: its name, in messages.
-        given: the operands, vectors as columns, and perhaps "out"; None for those that are absent.
-        op_a: what A is to be taken as.
+    Vectors are columns, "out" may be among the operands; None for those that are absent.
     """
     present = {name: x for name, x in given.items() if x is not None}
     faults = [*_size_faults(row, present, op_a), *_type_faults(present)]
@@ -90,13 +86,7 @@ def _type_faults(present: Given) -> Iterator[str]:
 def computed(routine: str, given: Given, alpha: complex = 1) -> Any:
     """Compute what is no level-3 routine: "scal" and "swap", which write their operands, and numbers. Collective.
 
-    Args:
-        routine: its name.
-        given: its operands.
-        alpha: what "scal" multiplies by.
-
-    Returns:
-        The number, as a NumPy scalar; None for the others.
+    Return the number, as a NumPy scalar; None for the others.
     """
     called, writes = (routine, *given.values(), alpha), routine in _WRITING
     x = given["x"]
@@ -147,11 +137,7 @@ def _directly(called: tuple[Any, ...], columns: list[Any], alpha: complex) -> An
 def _agree(routine: str, columns: Given, options: Mapping[str, Any], *, voted: bool) -> None:
     """Check the arguments and agree on them: of repeated calls with one vote. Collective over the context.
 
-    Args:
-        routine: its name.
-        columns: its operands.
-        options: its other arguments: numbers.
-        voted: whether this rank has tried a direct call, on which the ranks did not agree.
+    Options are numbers. ``voted``: this rank has tried a direct call, on which the ranks did not agree.
     """
     ctx = context_of(routine, *columns.values())
 
@@ -182,13 +168,7 @@ def _agree(routine: str, columns: Given, options: Mapping[str, Any], *, voted: b
 
 
 def after_agreement(routine: str, given: Given, alpha: complex = 1) -> Any:
-    """Compute what is no level-3 routine, on operands on which the ranks have just agreed. Collective over the context.
-
-    Args:
-        routine: "scal" and "swap", which write their operands, or one that returns a number.
-        given: its operands.
-        alpha: what "scal" multiplies by.
-    """
+    """Compute what is no level-3 routine, on operands on which the ranks have just agreed. Collective."""
     columns = [column(x) for x in given.values()]
     ctx, x = columns[0].context, columns[0]
     with ctx.running(routine), np.errstate(all="ignore"):
@@ -248,12 +228,7 @@ def written(routine: str, arguments: dict[str, Any]) -> DistributedMatrix:
 
 
 class VectorCall(MatrixCall):
-    """A call of a routine that is a level-3 routine of one column. Making one is local.
-
-    Args:
-        routine: its name.
-        arguments: all of its function's.
-    """
+    """A call of a routine that is a level-3 routine of one column, with its function's arguments. Local to make."""
 
     def __init__(self, routine: str, arguments: dict[str, Any]) -> None:
         self._all = (routine, *arguments.values())
@@ -347,11 +322,7 @@ class VectorCall(MatrixCall):
         return result.T if "a" not in self._vector_row.written and column(like) is not like else result
 
     def replaced(self, given: Mapping[str, Any], product: Product) -> MatrixCall:
-        """Return the call on other operands in the same layouts, with the same result. Local.
-
-        Raises:
-            ArgumentError: an operand has another layout than the planned one.
-        """
+        """Return the call on other operands in the same layouts, with the same result. Local."""
         theirs = {mine: name for name, mine in self.called.items()}
         columns = {theirs[name]: x if name == "a" else column(x) for name, x in given.items()}
         return super().replaced(columns, product)

@@ -35,13 +35,7 @@ _LARGE = 2048  # an H200 multiplies matrices of this order five times as fast as
 
 
 def measure(ranks: Sequence[int], output: Path, engine: EngineName, title: str | None) -> Machine:
-    """Measure this machine on each number of ranks, and write its file. Collective over ranks.
-
-    Raises:
-        PblasmpError: the existing file is not a machine's.
-        FileNotFoundError: its directory does not exist.
-        FailureError: a rank that was started failed.
-    """
+    """Measure this machine on each number of ranks, and write its file. Collective over ranks."""
     table: dict[str, Any] | None = None
     require_directory(output)
     if output.exists():
@@ -140,8 +134,7 @@ def plan_file(file: str, machine: str, *, dry: bool = False) -> dict[str, Any]:
 def _dry(problem: Any, found: Prediction, machine: Machine) -> dict[str, DryRun]:
     """Run a problem on pretended CPU ranks; return what that found. Local.
 
-    Raises:
-        ArgumentError: the arrays of all ranks do not fit into this machine's memory.
+    ArgumentError if the arrays of all ranks do not fit into this machine's memory.
     """
     needed, here = int(found.traffic.memory_bytes.sum()), memory_bytes()
     if needed > here:

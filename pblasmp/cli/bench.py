@@ -70,12 +70,7 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
-    """Time what the options say on ``nranks`` ranks and return the times. Collective over ranks.
-
-    Raises:
-        PblasmpError: the options are not valid.
-        FailureError: a rank that was started failed.
-    """
+    """Time what the options say on ``nranks`` ranks and return the times. Collective over ranks."""
     return on_ranks(bench_on_ranks, options, nranks)
 
 
@@ -90,12 +85,8 @@ def measure(
 ) -> dict[str, Any]:
     """Time what the options say. Collective over the context.
 
-    Args:
-        ctx: the context.
-        options: what to time.
-        reporter: is told the steps.
-        others: returns more contenders for a product and its operands x and w, by name, and why some are left out. With
-            ``algo="all"`` they are timed, too.
+    ``others`` returns more contenders for a product and its operands x and w, by name, and why some are left out. With
+    ``algo="all"`` they are timed, too.
     """
     shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.traits.on_gpus)
     with ctx.agreement("pblasmp bench"):
@@ -285,14 +276,8 @@ Array = Any
 class Separate:
     """Arrays of random numbers, and their product by cuBLAS and NCCL, or by BLAS and MPI. Making one is local.
 
-    Args:
-        ctx: the context, on CPUs one of MPI's ranks.
-        name: "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce" or "matmul_allgather".
-        shape: T, N, K; N is per rank for the gathers, K is over all ranks for the sums.
-        dtype: of x, w and the result.
-
-    Attributes:
-        x, w: this rank's operands.
+    The shape is T, N, K; N is per rank for the gathers, K is over all ranks for the sums. ``x`` and ``w`` are this
+    rank's.
     """
 
     def __init__(self, ctx: Context, name: str, shape: tuple[int, int, int], dtype: np.dtype) -> None:

@@ -21,8 +21,7 @@ _MOST_RANKS_TOLD = 4096
 def parse(file: str, text: Text) -> ProblemFile:
     """Return the problem in the text of a file, its title made harmless. Local.
 
-    Raises:
-        LayoutError: the text does not describe a problem; the message names the file and every fault.
+    LayoutError, which names the file and every fault, if the text does not describe a problem.
     """
     found = problem_in(Path(_name(file)), text)
     return replace(found, title=plain(found.title), description=plain(found.description))

@@ -49,15 +49,9 @@ def diagnose(
 ) -> dict[str, Any]:
     """Return what was found: facts, checks of the ranks, and faults, each with a cure. Collective over ranks.
 
-    Args:
-        ranks: how many to start, if mpirun has not.
-        engine: what they compute with.
-        machine: a machine's name or file, to compare speeds with.
-        runs: how often each call is repeated under noise; None: 300 times on GPUs, 5 on CPU ranks.
-        show_seats: is told where the ranks are before they compute, as that may take long, or not end.
-
-    Raises:
-        ArgumentError: ``machine`` is no machine.
+    Speeds are compared with those of a machine, by its name or file. Each call is repeated ``runs`` times under noise;
+    None: 300 times on GPUs, 5 on CPU ranks. ``show_seats`` is told where the ranks are before they compute, as that may
+    take long, or not end.
     """
     known = None if machine is None else load_machine(machine)
     found: dict[str, Any] = {"facts": {}, "faults": []}

@@ -86,25 +86,14 @@ class ProductOptions:
 
 
 def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
-    """Do what the options say on ``nranks`` ranks and return the facts to report. Collective over ranks.
-
-    Raises:
-        PblasmpError: the input is not valid.
-        OSError: a file cannot be read or written.
-        FailureError: a rank that was started failed.
-    """
+    """Do what the options say on ``nranks`` ranks and return the facts to report. Collective over ranks."""
     if surroundings() is None:
         _validate(options)  # before any rank is started
     return on_ranks(_work, options, nranks)
 
 
 def _validate(options: ProductOptions) -> np.dtype:
-    """Return the element type of the product, or raise what is wrong with the input. Local.
-
-    Raises:
-        ArgumentError: a file holds no matrix, the matrices do not fit together, or a scalar does not fit them.
-        OSError: a file cannot be read, or the output cannot be written.
-    """
+    """Return the element type of the product; ArgumentError or OSError if the input is not valid. Local."""
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
     arrays: dict[str, Source] = {}

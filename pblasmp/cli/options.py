@@ -50,12 +50,10 @@ def require_directory(path: Path) -> None:
 
 
 class _Text(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """The value of an option that is read from a text.
+    """The value of an option that is read from a text, which matches a pattern when spaces are left out.
 
-    Args:
-        pattern: what the whole text matches, spaces left out.
-        expected: says that in words, and gives an example.
-        read: returns the value, or raises ValueError if the text has none.
+    ``expected`` says that in words, and gives an example; ``read`` returns the value, or raises ValueError if there is
+    none.
     """
 
     name = "text"

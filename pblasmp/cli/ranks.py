@@ -61,11 +61,9 @@ def on_ranks(
 ) -> Result:
     """Run ``work`` on ``nranks`` new ranks, or in this process if an MPI launcher has started it, and so all ranks.
 
-    Args:
-        work: a function at the top level of a module.
-        options: its first argument, sent by pickle.
-        nranks: how many ranks; None: as many as the launcher has started, or one per core up to 4.
-        hear: is called with what ``work`` hands over before its end.
+    Work is a function at the top level of a module; its options are sent by pickle. By default there are as many ranks
+    as the launcher has started, or one per core up to 4. ``hear`` is called with what ``work`` hands over before its
+    end.
 
     Returns:
         The result of rank 0, or in this process that of this rank.

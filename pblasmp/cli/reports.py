@@ -129,9 +129,6 @@ class Channel(Reporter):
     """Both ends of the files in a directory through which a rank reports to the process that started it.
 
     There is one file per rank, to which lines are appended, one JSON object each.
-
-    Args:
-        directory: a directory that both sides see.
     """
 
     def __init__(self, directory: Path, rank: int = 0) -> None:

@@ -30,16 +30,9 @@ def run_file(
 ) -> dict[str, Any]:
     """Run the problem of a descriptor file and return how it compares. Collective over ranks.
 
-    Args:
-        file: its path, "-", or the name of one that comes with pblasmp.
-        nranks: ranks to start; None: as many as the file needs.
-        max_ranks: the most ranks to start for a file that asks for them; None: 16, or twice the cores.
-        engine: as in Context.
-        algo: as for ``pb.matmul``.
-
-    Raises:
-        LayoutError: the file is faulty, its grid needs more or fewer ranks, or its matrices do not fit into memory.
-        FailureError: a rank that was started failed.
+    As many ranks are started as the file needs, unless told otherwise; for a file that asks for them at most
+    ``max_ranks``, by default 16, or twice the cores. LayoutError if the file is faulty, its grid needs more or fewer
+    ranks, or its matrices do not fit into memory; FailureError if a rank that was started failed.
     """
     if surroundings() is not None:
         return on_ranks(_work, (file, None, engine, algo), nranks)
@@ -174,8 +167,7 @@ Array = NDArray[Any]
 def run_routine(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
     """Run the routine of a file with alpha 1, and beta 1 if there is a C. Collective over the context.
 
-    Returns:
-        The plan's report, and on rank 0 how many elements of D's whole matrix differ from NumPy's.
+    Return the plan's report, and on rank 0 how many elements of D's whole matrix differ from NumPy's.
     """
     problem = found.problem
     has = problem.traits
@@ -216,10 +208,9 @@ def _values(found: ProblemFile) -> tuple[dict[str, Array], Array]:
 
 
 def run_factorization(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, Any]:
-    """Run the factorization of a file on a definite matrix, and check what it finds. Collective over the context.
+    """Run the factorization of a file on a definite matrix. Collective over the context.
 
-    Returns:
-        The plan's report, and what ``pb.verify`` says.
+    Return the plan's report, and ``pb.verify``'s.
     """
     p = found.problem
     function, how = _function(p)
@@ -310,8 +301,7 @@ def needed_bytes(p: ParallelProblem) -> int:
 def run_parallel(ctx: Context, file: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, int, int]:
     """Run the function of a file, and compare exactly with NumPy on every rank. Collective over the context.
 
-    Returns:
-        The plan's report, how many elements of the ranks' results are wrong, and how many there are.
+    Return the plan's report, how many elements of the ranks' results are wrong, and how many there are.
     """
     p, rank = file.problem, ctx.rank
     with ctx.agreement("pblasmp run"):

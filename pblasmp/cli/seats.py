@@ -89,12 +89,7 @@ class Seat:
 
     @classmethod
     def here(cls, comm: Communicator, *, gpus: bool) -> Seat:
-        """Return this rank's. Collective over ``comm``.
-
-        Args:
-            comm: the ranks.
-            gpus: whether to ask CUDA.
-        """
+        """Return this rank's, with its GPUs if CUDA is to be asked. Collective over ``comm``."""
         location = comm.locations()[comm.rank]
         cores = tuple(i for i in range(location.cores.bit_length()) if location.cores >> i & 1)
         threads = os.environ.get(_THREADS, "").partition(",")[0]
@@ -129,8 +124,7 @@ def _free_shared_bytes() -> int:
 def warn_before_mpi(ranks: int) -> None:
     """Say what MPI may wait for without end when it starts, once on each machine: then nobody says it later. Local.
 
-    Args:
-        ranks: how many this machine has.
+    This machine has so many ``ranks``.
     """
     first = all(os.environ.get(name, "0") == "0" for name in _LOCAL_RANKS)
     if first and (fault := _shared_memory_fits(ranks, _free_shared_bytes())):

@@ -214,9 +214,7 @@ def check_alive(comm: Communicator) -> None:
 def break_off(comm: Communicator, error: BaseException, call: str) -> None:
     """Break the context of ``comm`` on every rank, unless all ranks leave ``call`` with ``error``. Local.
 
-    Raises:
-        StatusError: the device is lost, whichever error a library has raised because of that.
-        ClosedError: another rank broke the context first, and a library ended its wait with ``error``.
+    StatusError instead if the device is lost, ClosedError if another rank broke the context first.
     """
     channel = comm.channel
     try:
@@ -246,8 +244,7 @@ def _vote(
 ) -> BaseException | None:
     """Return the error that the ranks agree to raise, None if there is none. Collective.
 
-    Raises:
-        Exception: ``error``, since the others wait for this rank elsewhere.
+    Raise ``error`` itself if the others wait for this rank elsewhere.
     """
     call = facts["call"]
     try:
@@ -315,15 +312,9 @@ def _abort(comm: Communicator, error: BaseException) -> NoReturn:
 
 
 def closing(comm: Communicator, *, here: bool, may_idle: bool = False) -> tuple[bool, bool]:
-    """Agree that the context of ``comm`` ends. Collective.
+    """Agree that the context ends; return whether every rank still had it, and whether all would keep it.
 
-    Args:
-        comm: the ranks.
-        here: whether this rank still has it; False if it was dropped without being closed.
-        may_idle: whether this rank would keep it for later.
-
-    Returns:
-        Whether every rank still had it, and whether every rank would keep it.
+    Collective over ``comm``.
     """
     channel = comm.channel
     try:

@@ -121,11 +121,8 @@ class Board:
     def vote(self, number: int, values: Sequence[float] = (), *, patient: bool = False) -> Told | None:
         """Vote for a number, and wait for a moment; each rank tells at most 4 values with its vote. Collective.
 
-        It is the reduction ``imax`` of ``~number``, ``number`` and 0.
-
-        Returns:
-            The values of each rank, if all have voted for this number. None: some have not, or not yet; ``latest()`` is
-            done when all have come, and knows more.
+        It is the reduction ``imax`` of ``~number``, ``number`` and 0. Return the values of each rank, if all have voted
+        for this number. None: some have not, or not yet; ``latest()`` is done when all have come, and knows more.
         """
         count = len(values)
         self._mine[1] = number
@@ -225,11 +222,7 @@ class _Posted:
             board._core.board_sleep(board._at, self._count, self._absent, int(1e6 * NAP_SECONDS))
 
     def pause(self) -> None:
-        """Yield the core, and sleep if the wait is long. Notice ranks that have ended, in case no launcher does.
-
-        Raises:
-            ClosedError: a rank has ended before it arrived.
-        """
+        """Yield the core, and sleep if the wait is long. ClosedError if a rank has ended that no launcher noticed."""
         now = time.monotonic()
         self._since = self._since or now
         waited = now - self._since

@@ -277,9 +277,7 @@ class Exchange:
     def run(self, src: CellArrays, dst: CellArrays, *, conjugate: bool = False) -> None:
         """Move everything. Collective over the ranks that have something to send or receive.
 
-        Args:
-            src, dst: the local arrays of the cells that this rank reads and writes, by their indices.
-            conjugate: write the complex conjugates.
+        The local arrays are by the indices of the cells that this rank reads and writes.
         """
         self.start(src, dst, conjugate=conjugate, slots=SLOTS).finish()
 

@@ -55,11 +55,7 @@ def _resolved(name: str) -> list[str]:
 
 
 def listening(addresses: Iterable[str], ranks: int) -> list[socket.socket]:
-    """Return sockets that listen at those of the addresses that this host has. Local.
-
-    Raises:
-        OSError: it has none of them.
-    """
+    """Return sockets that listen at those of the addresses that this host has; OSError if it has none. Local."""
     found = []
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -73,13 +69,7 @@ def listening(addresses: Iterable[str], ranks: int) -> list[socket.socket]:
 
 
 class Links:
-    """Sockets to ranks of other nodes. Local.
-
-    Args:
-        core: the compiled core.
-        size: how many ranks there are.
-        sockets: by rank, connected.
-    """
+    """Sockets to ranks of other nodes, by rank, connected. Local."""
 
     def __init__(self, core: _core.Core, size: int, sockets: dict[int, socket.socket]) -> None:
         self._core, self._sockets = core, sockets
@@ -184,11 +174,7 @@ def _left(deadline: float) -> float:
 
 
 def _reached(places: Sequence[Place], hello: bytes, deadline: float) -> socket.socket:
-    """Return a connection to the rank at one of these places. Local.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Return a connection to the rank at one of these places, or raise OSError. Local."""
     for place in places:
         with suppress(OSError), ExitStack() as closing:
             link = socket.create_connection(place, min(REACH_SECONDS, _left(deadline)))
@@ -204,11 +190,7 @@ def _reached(places: Sequence[Place], hello: bytes, deadline: float) -> socket.s
 def _let_in(
     sockets: Sequence[socket.socket], expected: Collection[bytes], deadline: float
 ) -> tuple[bytes, socket.socket]:
-    """Return what an expected rank has shown, and the connection to it. Local.
-
-    Raises:
-        OSError: nobody has come in time.
-    """
+    """Return what an expected rank has shown, and the connection to it; OSError if nobody has come in time. Local."""
     while True:
         for each in select.select(sockets, [], [], _left(deadline))[0]:
             with suppress(OSError), ExitStack() as closing:

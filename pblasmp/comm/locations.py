@@ -91,11 +91,7 @@ def nodes_of(locations: Sequence[Location]) -> list[tuple[int, ...]]:
 
 
 def ranks_per_node() -> int | None:
-    """Return how many ranks PBLASMP_RANKS_PER_NODE puts on a node, None if it is not set. Local.
-
-    Raises:
-        ArgumentError: it is not a positive integer.
-    """
+    """Return how many ranks PBLASMP_RANKS_PER_NODE puts on a node, None if it is not set. Local."""
     given = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
     if not given:
         return None

@@ -98,11 +98,7 @@ class MpiCommunicator:
 
     @property
     def _comm(self) -> MPI.Comm:
-        """The communicator of mpi4py. An MPI library ends the process if it is used after MPI_Finalize.
-
-        Raises:
-            ClosedError: MPI is finalized, or the context is broken, and this has been freed.
-        """
+        """mpi4py's communicator, or a ClosedError: an MPI library that is used after MPI_Finalize ends the process."""
         if self.gone():
             raise ClosedError(FINALIZED)
         if not self._made:
@@ -264,12 +260,9 @@ def _letter(data: bytes) -> NDArray[np.uint8]:
 
 
 def check_world(nranks: int, launcher: str) -> None:
-    """Raise an error unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
+    """Raise LibraryNotFoundError unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
 
     If mpirun belongs to a different MPI from mpi4py's library, each rank is alone in its COMM_WORLD.
-
-    Raises:
-        LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
     """
     MPI = mpi()
     if MPI.COMM_WORLD.size < nranks:

@@ -37,10 +37,7 @@ class Polling:
     ) -> Iterator[bool]:
         """Yield after each poll of a wait that has failed, and some time, whether to look for notes now.
 
-        Args:
-            began: when it did.
-            patient, pause, sleep: as of ``SideChannel.until``.
-            meets: whether all ranks wait for each other.
+        ``meets``: all ranks wait for each other; the rest is as of ``SideChannel.until``.
         """
         yields = YIELDS if sleep is None else min(YIELDS, WOKEN_YIELDS)
         polls = 0

@@ -43,13 +43,7 @@ class Carrier(Communicator, Protocol):
 class Partners:
     """With whom a rank exchanges messages. Making one is local.
 
-    Args:
-        rank: this rank.
-        nodes: the ranks of each node.
-
-    Attributes:
-        node: this rank's.
-        letters, boxes: to whom it sends, and from whom it receives, each a node and a rank.
+    ``letters`` go to, ``boxes`` come from, a node and a rank each.
     """
 
     def __init__(self, rank: int, nodes: Sequence[tuple[int, ...]]) -> None:
@@ -72,17 +66,7 @@ class Partners:
 
 
 class Post:
-    """The messages of one rank. Making one is local.
-
-    Args:
-        comm: the ranks.
-        functions: what ``comm.for_core`` returns.
-        nodes: those of each node.
-
-    Attributes:
-        node_of: the node of each rank.
-        state: what the compiled core knows of it.
-    """
+    """The messages of one rank; ``state`` is what the compiled core knows of them. Making one is local."""
 
     def __init__(
         self, comm: Carrier, functions: Sequence[int | None], nodes: Sequence[tuple[int, ...]]

@@ -311,8 +311,7 @@ class _Gloo:
 def from_group(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
     """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
 
-    Raises:
-        ArgumentError: a device mesh of several dimensions, or one that this rank is not in.
+    ArgumentError for a device mesh of several dimensions, or one that this rank is not in.
     """
     if not isinstance(group, DeviceMesh):
         return _Gloo(dist.get_process_group_ranks(group))

@@ -186,9 +186,7 @@ def _between_nodes(comm: Communicator, control: Carrier) -> Board | None:
 class Progress:
     """Numbered things, each of which one rank makes and all ranks may wait for. Making one is local.
 
-    Args:
-        comm: the ranks, which have a board.
-        flags: one int64 for each thing, in shared memory and 0 at first.
+    The ranks have a board; ``flags`` has an int64 for each thing, in shared memory and 0 at first.
     """
 
     def __init__(self, comm: Communicator, flags: NDArray[np.int64]) -> None:

@@ -73,8 +73,7 @@ class RankDevice(Protocol):
     def abort(self, *, blocked: bool = False) -> None:
         """End work that waits for other ranks, or never free what it uses. Neither raises nor waits for long.
 
-        Args:
-            blocked: the rank's own thread may be waiting in the device's libraries.
+        ``blocked``: the rank's own thread may be waiting in the device's libraries.
         """
 
 
@@ -416,8 +415,7 @@ class SideChannel:
     def leave(self, weight: int) -> None:
         """Tell the first ranks, and the one that has broken the context, that this rank leaves it.
 
-        Args:
-            weight: 0 without an error, 1 with a broken context's error that is not caught, 2 with another error.
+        The weight is 0 without an error, 1 with a broken context's error that is not caught, 2 with another error.
         """
         if self.rank not in self._left:
             self._left[self.rank] = weight

@@ -43,14 +43,8 @@ def vote_on(comm: Communicator, call: str, number: int) -> bool:
 def compare_later(comm: Communicator, call: str, info: int, checksum: int) -> None:
     """Have the next agreement compare what each rank has found by computing the same as the others. Local.
 
-    If ranks differ, they all raise an error then, and the context is broken: results are made of parts that do not
-    belong together.
-
-    Args:
-        comm: the ranks.
-        call: what they called.
-        info: LAPACK's INFO.
-        checksum: of 32 bits, of the result and the pivots.
+    That is LAPACK's INFO, and a checksum of 32 bits of the result and the pivots. If ranks differ, they all raise an
+    error then, and the context is broken: results are made of parts that do not belong together.
     """
     comm.channel.found = info << 32 ^ checksum, call, info, checksum
 
@@ -143,10 +137,7 @@ def launch_on(comm: Communicator, call: str, number: int, ready: Ready) -> Launc
 def late_vote(comm: Communicator, call: str, number: int, count: int) -> list[tuple[float, ...]] | None:
     """Return what ``gather_on`` does of the vote that this rank has begun last by the board. Collective over ``comm``.
 
-    Args:
-        comm, call: as there.
-        number: what this rank has voted for.
-        count: how many values each rank tells.
+    ``count`` is how many values each rank tells.
     """
     assert comm.board is not None
     posted = comm.board.latest()
@@ -194,14 +185,10 @@ class RepeatedCalls:
     ) -> tuple[int, T | U]:
         """Return the call's number and the result of ``again``, or 0 and the result of ``first``. Collective.
 
-        A call that all ranks repeat takes one vote, and so does one that is new to all; the caller then remembers it.
-
-        Args:
-            agreement: makes an agreement on the call.
-            key: this rank's arguments; None for calls that are not remembered.
-            again: is given what is remembered; an exception is a fault of the call.
-            first: is given the facts of the agreement to fill; an exception is a fault of the call.
-            voted: whether ``vote_on`` has returned False for this call: now all ranks agree on the details.
+        A call that all ranks repeat takes one vote, and so does one that is new to all; the caller then remembers it,
+        by a key of its arguments. ``again`` is given what is remembered, ``first`` the facts of the agreement to fill;
+        what they raise is a fault of the call. ``voted``: ``vote_on`` has returned False, now all ranks agree on the
+        details.
         """
         number, known = (0, None) if voted else self.known(key)
         if known is None:
@@ -240,10 +227,7 @@ class RepeatedCalls:
 def agree_after(voted: bool, agreement: Callable[[], Agreement], read: Callable[[dict[str, Any]], T]) -> T:
     """Return the result of ``read`` in an agreement on a call that other ranks may vote on by ``vote_on``. Collective.
 
-    Args:
-        voted: whether this rank has voted so, and not all agreed.
-        agreement: makes an agreement on the call.
-        read: is given the facts of the agreement to fill, perhaps twice; an exception is a fault of the call.
+    ``read`` is given the facts to fill, perhaps twice. ``voted``: this rank has voted so, and not all agreed.
     """
     if not voted:
         try:

@@ -317,12 +317,7 @@ class MoveAdvice:
 
 
 def advise_move(problem: MatmulProblem, machine: Where) -> MoveAdvice:
-    """Return whether it pays to move the matrices of a product to the best layout on their ranks. Local.
-
-    Raises:
-        ArgumentError: the machine has too few ranks.
-        LayoutError: the problem is not legal.
-    """
+    """Return whether it pays to move the matrices of a product to the best layout on their ranks. Local."""
     where = load_machine(machine)
     keep = predict(problem, where)
     p = problem
@@ -383,14 +378,7 @@ def advise_layers(
 ) -> list[LayerAdvice]:
     """Return for each layer of a model how long it takes over 1, 2, 4, … ranks of a node. Local.
 
-    Args:
-        model: a name in descriptors/models.
-        tokens: rows of X.
-        machine: a name in descriptors/machines, a file, or a ``Machine``.
-        dtype: type of all matrices.
-
-    Raises:
-        ArgumentError: there is no such model or machine.
+    The model is a name in descriptors/models; X has a row for each token.
     """
     where, kind = load_machine(machine), as_dtype(dtype)
     found = []

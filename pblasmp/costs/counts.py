@@ -60,12 +60,7 @@ def counts_of(
 ) -> Counts:
     """Return what every rank moves in exchanges between the same cells. Local.
 
-    Args:
-        moves: the sides of each, as of ``comm.Exchange``.
-        itemsize: bytes of an element on the way.
-        size: number of ranks.
-        nodes: the ranks of each node.
-        slots: as of ``Exchange.start``: messages are cut only if it is given.
+    Moves are the two sides of each exchange; messages are cut only if ``slots`` are given, as to ``Exchange.start``.
     """
     found, node = Counts.none(size), np.zeros(size, np.int64)
     for i, ranks in enumerate(nodes):
@@ -152,9 +147,7 @@ def _shared(
 ) -> tuple[Numbers, Numbers]:
     """Return what each process of ``of``, and of ``to``, shares with all of the other side that have its key.
 
-    Args:
-        factors: what processes share is the sum of (rows in common) × (columns in common).
-        of, to: the processes of the two sides, and their keys.
+    Both are processes and their keys; two processes share the sum of (rows in common) × (columns in common).
     """
     (here, mine), (there, theirs) = of, to
     given, taken, keys = np.zeros(len(here), np.int64), np.zeros(len(there), np.int64), np.unique(mine)
@@ -268,11 +261,7 @@ _OF_SLABS = ("shared", "gathered", "panels", "moved")
 def classes(problem: AnyProblem, ranks: Ranks, algorithm: str, calls: Collection[str]) -> Numbers:
     """Return for each rank the first one that computes as much and needs as much memory. Local.
 
-    Args:
-        problem: what is computed.
-        ranks: all of them.
-        algorithm: by which.
-        calls: what a rank does with others. Messages go from each rank to certain others.
+    ``calls`` is what a rank does with others: messages go from each rank to certain others.
     """
     slabs = algorithm in _OF_SLABS or (isinstance(problem, MatmulProblem) and problem.scheme == "gemm")
     if "messages" in calls or not (slabs and isinstance(problem, (MatmulProblem, Level3Problem))):

@@ -129,16 +129,9 @@ def _combined(inputs: Any) -> Ghost:
 
 
 def ghost(shape: int | tuple[int, ...], dtype: Any, order: str = "C", ld: int | None = None) -> Ghost:
-    """Return an array without memory. Local.
+    """Return an array without memory; ``ld`` is a matrix's leading dimension in elements, None if lines touch. Local.
 
-    Args:
-        shape: its extents.
-        dtype: its element type.
-        order: "C" or "F".
-        ld: leading dimension of a matrix, in elements; None: its rows (in F order: columns) touch.
-
-    Raises:
-        ArgumentError: it is so large that sums of bytes would not fit into 64 bits.
+    ArgumentError if it is so large that sums of bytes would not fit into 64 bits.
     """
     dtype, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else shape
     lengths = list(shape if order == "C" else shape[::-1])
@@ -252,8 +245,7 @@ class DryTransport(Transport):
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Any:
         """Return the two sides of an exchange: what every rank moves is counted when it is asked for. Local.
 
-        Raises:
-            ArgumentError: there are too many of them to be counted one by one.
+        ArgumentError if there are too many of them to be counted one by one.
         """
         self._exchanges += 1
         if self._exchanges > MOST_EXCHANGES:
@@ -486,12 +478,7 @@ class DryOperations(HostOperations):
 
 
 class DryEngine(HostEngine):
-    """The engine of one of many CPU ranks that nobody has started. Making one is local.
-
-    Args:
-        ranks: all of them.
-        rank: which one this is.
-    """
+    """The engine of one of many CPU ranks that nobody has started. Making one is local."""
 
     _transport: type[DryTransport] = DryTransport
     _operations: type[DryOperations] = DryOperations

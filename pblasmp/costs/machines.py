@@ -138,11 +138,7 @@ class Machine:
 
 
 def load_machine(machine: str | PathLike[str] | Machine) -> Machine:
-    """Return a machine: of descriptors/machines by name, or from a file. Local.
-
-    Raises:
-        ArgumentError: there is no such machine, or the file is not a machine's.
-    """
+    """Return a machine: of descriptors/machines by name, or from a file; ArgumentError if it is none. Local."""
     if isinstance(machine, Machine):
         return machine
     known = {path.stem: path for path in find("machines")}
@@ -156,11 +152,7 @@ def load_machine(machine: str | PathLike[str] | Machine) -> Machine:
 
 
 def machine_from(table: Mapping[str, Any], name: str) -> Machine:
-    """Return the machine in a table: the keys of a machine's file. Local.
-
-    Raises:
-        ArgumentError: keys are missing or unknown, or values make no sense; every fault is named.
-    """
+    """Return the machine in a table, the keys of a machine's file; ArgumentError names every fault. Local."""
     engine, entries = table.get("engine", "host"), table.get("ranks", [])
     if not (isinstance(entries, list) and entries and all(isinstance(each, dict) for each in entries)):
         raise ArgumentError(f"machine {name}: ranks: expected tables [[ranks]]")
@@ -195,10 +187,7 @@ def _fault(found: Any) -> str:
 def with_ranks(table: dict[str, Any] | None, entry: dict[str, Any], **about: Any) -> dict[str, Any]:
     """Return a machine's table with what so many ranks of a node do, which replaces an earlier measurement. Local.
 
-    Args:
-        table: the table so far, if any.
-        entry: a table ``[[ranks]]``.
-        about: the other keys of a new table.
+    ``entry`` is a table ``[[ranks]]``, ``about`` the other keys of a new table.
     """
     old = [] if table is None else [x for x in table["ranks"] if x["ranks"] != entry["ranks"]]
     entries = sorted([*old, entry], key=lambda each: each["ranks"])

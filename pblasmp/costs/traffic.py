@@ -229,9 +229,7 @@ def _engine(ranks: Ranks, rank: int, *, gpus: bool) -> DryEngine:
 def task_of(problem: AnyProblem, algorithm: str, alpha: complex, beta: complex | None) -> Task:
     """Return what is computed: a problem without a C that is not read, in the nearest layouts that can be. Local.
 
-    Raises:
-        ArgumentError: the problem is not legal, or has no C for ``beta``.
-        UnsupportedError: it cannot be counted.
+    ArgumentError if the problem is not legal, or has no C for ``beta``; UnsupportedError if it cannot be counted.
     """
     asked, nearest = problem, None
     if isinstance(problem, ParallelProblem):

@@ -164,14 +164,9 @@ def _draw_all(
     faults: Sequence[str] = (),
     grid: Grid | None = None,
 ) -> Drawing:
-    """Return a picture of matrices next to each other, and of the local arrays of each. Local.
+    """Return a picture of matrices next to each other, and of the local arrays of each, or of a process grid. Local.
 
-    Args:
-        panels: the matrices.
-        title: the line above the picture.
-        lines: more text above it.
-        faults: what is wrong with the matrices, written below.
-        grid: a process grid, drawn in place of local arrays.
+    Title and lines are above it, faults of the matrices below.
     """
     picture = _Picture()
     picture.text(_MARGIN, 16, title, 13, weight="bold")

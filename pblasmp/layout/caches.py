@@ -40,11 +40,8 @@ def sized_cache(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator like ``functools.lru_cache``, whose cache is emptied when its results take too much memory.
 
-    Local.
-
-    Args:
-        size: returns the bytes of a result.
-        most: bytes that all results may take together, apart from the newest one; None: see ``limit_caches``.
+    Local. ``size`` returns the bytes of a result; together they may take ``most``, apart from the newest one; None: see
+    ``limit_caches``.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

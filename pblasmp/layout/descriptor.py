@@ -282,11 +282,7 @@ class MatrixDescriptor(Value):
 
 
 def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = None) -> tuple[slice, slice]:
-    """Return ``[[i0, i1], [j0, j1]]`` as slices of a matrix of this shape, all of it for None. Local.
-
-    Raises:
-        LayoutError: a range is not inside the matrix.
-    """
+    """Return ``[[i0, i1], [j0, j1]]`` as slices of a matrix of this shape, all for None; else LayoutError. Local."""
     rows, cols = ranges or [[0, extent] for extent in shape]
     for (start, stop), extent in ((rows, shape[0]), (cols, shape[1])):
         if not start <= stop <= extent:

@@ -26,16 +26,9 @@ _GRID_TEXT = re.compile(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})(?:-(row|col))?")
 
 
 def integer(value: object, name: str, minimum: int, error: type[ArgumentError] = LayoutError) -> int:
-    """Return ``value`` as an int, or raise an error if it is not an integer of at least ``minimum``. Local.
+    """Return ``value`` as an int of at least ``minimum``, or raise an error that calls it ``name``. Local.
 
-    Args:
-        value: what was given.
-        name: its name in messages.
-        minimum: the smallest legal value.
-        error: the class of the error if the value is too small or too large.
-
-    Raises:
-        ArgumentTypeError: it is no integer.
+    ArgumentTypeError if it is no integer, ``error`` if it is too small or too large.
     """
     if type(value) is int and minimum <= value <= LARGEST:
         return value  # the usual case, and frequent while plans are made
@@ -73,11 +66,7 @@ def pair(
 
 
 def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]:
-    """Return ``(mb, nb)`` for one integer, which is both, or a pair. Local.
-
-    Raises:
-        LayoutError: a block size is not an integer of at least 1; the message begins with ``name``.
-    """
+    """Return ``(mb, nb)`` for one integer, which is both, or a pair; else raise LayoutError. Local."""
     expected = "an integer or a pair of integers"
     if type(value) is tuple:
         return pair(value, name, 1, expected)  # nearly always
@@ -89,16 +78,11 @@ def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]
 
 
 def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "grid") -> Grid:
-    """Return the process grid meant by ``value``. Local.
+    """Return the process grid meant by ``value``; else raise LayoutError. Local.
 
-    Args:
-        value: a ``Grid``; ``(2, 3)``; or ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
-            ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files,
-            ``{"nprow": 2, "npcol": 3, "order": "col"}``.
-        name: its name in messages.
-
-    Raises:
-        LayoutError: ``value`` is none of these.
+    That is a ``Grid``; ``(2, 3)``; ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
+    ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files, ``{"nprow": 2, "npcol": 3,
+    "order": "col"}``.
     """
     if isinstance(value, Grid):
         return value

@@ -36,14 +36,9 @@ class Trapezoid:
 
     @classmethod
     def of_shape(cls, shape: tuple[int, int], uplo: str, diag: str = "N") -> Trapezoid:
-        """Return the part of a matrix that ScaLAPACK's p?trmr2d moves. Local.
+        """Return the part of a matrix that ScaLAPACK's p?trmr2d moves; ``diag`` "U" leaves out the diagonal. Local.
 
         A tall upper trapezoid ends, and a wide lower one begins, so that its diagonal ends in the last corner.
-
-        Args:
-            shape: rows and columns.
-            uplo: "L" or "U".
-            diag: "U" leaves out the diagonal.
 
         Source: ScaLAPACK REDIST, p?trmr2d (the functions insidemat of its four types).
         """
@@ -142,12 +137,7 @@ def pieces(
 
 
 def even_runs(some: Sequence[Rectangle], most: int | None = None) -> Iterator[list[Rectangle]]:
-    """Yield runs of adjacent pieces of one size at equal distances, so that one call computes them all. Local.
-
-    Args:
-        some: pieces, in order.
-        most: how many a run may have, at most.
-    """
+    """Yield runs of adjacent pieces of one size at equal distances, so that one call computes up to ``most``. Local."""
     run: list[Rectangle] = []
     for piece in some:
         pairs = ((run[-1], piece), (run[0], run[1])) if len(run) > 1 else ()
@@ -172,14 +162,10 @@ def write_inside(
     cols: Indices,
     xp: Any = np,
 ) -> None:
-    """Write into the elements of ``part`` of a local array. Local.
+    """Write into the elements of ``part`` of a local array, None for all; the others keep their values. Local.
 
-    Args:
-        dst: the array.
-        values: returns what a piece becomes, by its rows and columns: as many elements, or a number.
-        part: where, None for everywhere; everything else of ``dst`` keeps its values.
-        rows, cols: global indices of its rows and columns, ascending.
-        xp: its module.
+    ``values`` returns what a piece becomes, by its rows and columns: as many elements, or a number. Global indices of
+    rows and columns are ascending.
     """
     ends = [*range(STRIP, len(cols), STRIP), len(cols)]
     for piece in pieces(part, rows, cols, ends, FINEST):
@@ -226,8 +212,7 @@ class LocalPart:
     def pieces(self, finest: int) -> list[Rectangle]:
         """Return the pieces that it consists of, the largest first; they are found once. Local.
 
-        Args:
-            finest: columns of the pieces that are only partly inside; such tiles are not divided further.
+        Tiles of ``finest`` columns that are only partly inside are not divided further.
         """
         if self._is_tile:
             return [Rectangle(0, len(self.rows), 0, len(self.cols), True)]
@@ -262,11 +247,7 @@ Window = tuple[slice, slice]
 class CopiedParts:
     """How a matrix gets from its layout into shared panels and back: planned once. Making one is local.
 
-    Args:
-        d: its layout.
-        rank: this rank.
-        lower: only its lower triangle or trapezoid is moved.
-        strictly: nor is its diagonal moved out.
+    ``lower``: only its lower triangle or trapezoid is moved; ``strictly``: nor is its diagonal moved out.
     """
 
     def __init__(

@@ -25,8 +25,7 @@ _Extents = Callable[[Sequence[int]], Any]
 class Sizes:
     """What the sizes of A, B, C and D have to do with each other. Local.
 
-    Args:
-        texts: rows, columns and perhaps an option, by operand.
+    The texts are rows, columns and perhaps an option, by operand.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -35,12 +34,9 @@ class Sizes:
         self._equal: dict[_Key, tuple[_Extents, _Extents]] = {}
 
     def fit(self, extents: Sequence[int], words: tuple[str, ...], absent: tuple[bool, ...]) -> bool:
-        """Return whether operands fit together, and options are legal. Local.
+        """Return whether operands fit together, and options, in the order of ``WORDS``, are legal. Local.
 
-        Args:
-            extents: rows and columns of A, B, C and D.
-            words: options, in the order of ``WORDS``.
-            absent: whether B, C and D are.
+        Extents are of A, B, C and D, of which B, C and D may be absent.
         """
         equal = self._equal.get((words, absent))
         if equal is None:

@@ -75,9 +75,7 @@ def scheme_faults(
 ) -> list[str]:
     """Return what keeps an F-ordered product of these extents and ops from being this scheme. Local.
 
-    Args:
-        scheme, m, n, k, nranks, op_a, op_b: the product.
-        names: what messages call m, n and k.
+    ``names`` are what messages call m, n and k.
     """
     ops = (op_a + op_b).replace("C", "T")
     faults = []
@@ -111,8 +109,7 @@ def scheme_operands(
 ) -> Operands:
     """Return the descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme, in one memory order. Local.
 
-    Raises:
-        LayoutError: the scheme lacks these ops, or an extent is not divisible by the number of ranks.
+    LayoutError if the scheme lacks these ops, or an extent is not divisible by the number of ranks.
     """
     if order not in ("C", "F"):
         raise ArgumentError(f"order: expected 'C' or 'F', got {short_repr(order)}")

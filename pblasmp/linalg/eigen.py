@@ -307,14 +307,8 @@ def _glanced(
 ) -> Verification:
     """Return whether vectors are orthonormal, and A times those of a side the values times those of the next.
 
-    Collective over the context.
-
-    Args:
-        a: the matrix.
-        size: its norm.
-        values: eigenvalues or singular values.
-        sides: matrices, with the op that has the vectors as columns.
-        times: what multiplies by A, or its adjoint, the vectors of each side.
+    Collective over the context. ``size`` is A's norm; sides are matrices, each with the op that has the vectors as
+    columns and, in ``times``, what multiplies them by A, or its adjoint.
     """
     ctx, n, dtype, (first, op) = a.context, max(a.shape), a.dtype, sides[0]
     layout = MatrixDescriptor(

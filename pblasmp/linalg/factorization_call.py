@@ -131,8 +131,7 @@ class FactorizationCall(UserCall[T]):
     def end(self, found: Found) -> T:
         """Return what the function returns, the matrix it writes if not overridden. Collective over the context.
 
-        Raises:
-            FactorizationError: the matrix is singular.
+        FactorizationError if the matrix is singular.
         """
         if found.info:
             self.singular(found.info)
@@ -173,23 +172,11 @@ class FactorizationCall(UserCall[T]):
         tau: Any = None,
         **options: Any,
     ) -> tuple[Matrix, Found] | Literal[False] | None:
-        """Factor A or solve as a direct call, if a glance at the arguments shows that they are legal.
+        """Factor A or solve as a direct call, if a glance at the arguments shows that they are legal. Collective.
 
-        Collective over the context.
-
-        Args:
-            routine: LAPACK's, as ``Asked`` has it.
-            a, b: the caller's A, or its factors, and right-hand sides.
-            pivots: those of "getrs" and "getri", from 0.
-            tau: the factors of the reflectors of "orgqr" and "ormqr".
-            options: those of "uplo", "op_a" and "diag" that the routine has.
-
-        Returns:
-            D and what LAPACK found. None if nothing has happened yet; False if the ranks have voted, and not all of
-            them agreed.
-
-        Raises:
-            Exception: what the ranks agreed to raise.
+        The routine is LAPACK's, as ``Asked`` has it; A, or its factors, and right-hand sides are the caller's. Pivots
+        are from 0. Return D and what LAPACK found. None if nothing has happened yet; False if the ranks have voted, and
+        not all of them agreed.
         """
         ctx, out = self.ctx, self.given["out"]
         direct, like = ctx.engine.direct, a if b is None else b
@@ -268,11 +255,7 @@ class FactorizationCall(UserCall[T]):
         return self.end(found)
 
     def replaced(self, given: Mapping[str, Any], product: Product) -> FactorizationCall[T]:  # noqa: ARG002
-        """Return the call on other matrices in the same layouts. Local.
-
-        Raises:
-            ArgumentError: a matrix has another layout than the planned one.
-        """
+        """Return the call on other matrices in the same layouts, or raise ArgumentError. Local."""
         for name, x in given.items():
             check_operands(self.ctx, name, {name: x})
             if x.descriptor != self[name].descriptor:

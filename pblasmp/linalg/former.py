@@ -18,9 +18,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Former:
     """A function of the last release. Collective over the context, as its successor is.
 
-    Args:
-        successor: the function that takes its place.
-        translate: returns the successor's arguments for the former ones.
+    ``translate`` returns the successor's arguments for the former ones.
     """
 
     def __init__(self, successor: Callable[..., Any], translate: Callable[..., Arguments]) -> None:

@@ -55,13 +55,8 @@ def refined(
 ) -> tuple[Matrix | None, Refinement]:
     """Return X with op(A) X = B, None if refinement does not lead to it. Collective over the context.
 
-    Args:
-        a, b: legal, of float64 or complex128.
-        positive: A is positive definite; else any matrix.
-        lower: which triangle of a positive definite A is read.
-        op: "N", "T" or "C".
-        algo: of the factorization, and of solves with the factors.
-        coarse: products of the factorization may be less exact than in single precision.
+    A and B are legal, of float64 or complex128; a positive definite A is read in one triangle. ``coarse``: products of
+    the factorization may be less exact than in single precision.
     """
     if 0 in b.shape:
         return b.copy(), Refinement(0, 0.0, "")
@@ -108,8 +103,7 @@ def _factored(
 ) -> Callable[[Matrix, float], Matrix]:
     """Factor A in single precision, and return what solves for a B, given its largest element. Collective.
 
-    Raises:
-        FactorizationError: A is singular, or not positive definite, in single precision.
+    FactorizationError if A is singular, or not positive definite, in single precision.
     """
     single, scale = SINGLE[a.dtype.name], 1.0
     if not 1 / _COMFORTABLE < size < _COMFORTABLE:

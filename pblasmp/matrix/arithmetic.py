@@ -48,8 +48,7 @@ def is_scalar(value: object) -> bool:
 def promote(a: np.dtype, b: np.dtype) -> np.dtype:
     """Return the type that holds both, as NumPy says; float32 for two types of 16 or 8 bits that differ. Local.
 
-    Raises:
-        ArgumentError: that is not an element type of pblasmp.
+    ArgumentError if that is not an element type of pblasmp.
     """
     try:
         found = np.result_type(a, b)
@@ -87,20 +86,10 @@ def reflected(operator: str, left: Any, right: Any) -> Any:
 def binary(
     symbol: str, matrix: Matrix, other: Any, *, turned: bool = False, in_place: bool = False
 ) -> Matrix:
-    """Return ``matrix symbol other``. Collective over the context.
+    """Return ``matrix symbol other``; with ``turned`` the matrix is the right operand. Collective over the context.
 
-    Args:
-        symbol: "+", "-", "*", "/" or "**".
-        matrix: an operand.
-        other: the other one: a matrix, also one row or one column, a number, or a vector that every rank has, as a
-            NumPy array. A row and a column make a matrix, as in NumPy.
-        turned: the matrix is the right operand.
-        in_place: write the result into ``matrix``.
-
-    Raises:
-        ArgumentError: the other is neither, the shapes or contexts differ, a complex result does not fit, or the matrix
-            to write to is read-only.
-        RankMismatchError: the ranks gave different operands.
+    The other is a matrix, also one row or one column, a number, or a vector that every rank has, as a NumPy array. A
+    row and a column make a matrix, as in NumPy. ``in_place`` writes the result into ``matrix``.
     """
     left, right = (other, matrix) if turned else (matrix, other)
     found: Matrix = reflected(_REFLECTED[symbol], left, right)

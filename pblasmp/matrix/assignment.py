@@ -54,9 +54,7 @@ def redistributed(
 ) -> Matrix:
     """Return a matrix in another layout. Collective over the context; see ``DistributedMatrix.redistribute``.
 
-    Args:
-        matrix, descriptor, uplo, diag, out: as there.
-        changes: its other arguments; None for those that are not given.
+    ``changes`` are its keywords; None for those that are not given.
     """
     ctx = matrix.context
 
@@ -212,8 +210,7 @@ def _copy_matrix(part: Handle, value: Handle) -> None:
 def copied_at_once(call: str, value: Handle, out: Handle) -> bool | None:
     """Copy a matrix into another one of any layout without an agreement in words. Collective over the context.
 
-    Returns:
-        True: it is done. None: nothing has happened. False: the ranks have voted, and not all of them agreed.
+    Return True if it is done. None: nothing has happened. False: the ranks have voted, and not all of them agreed.
     """
     ctx, extents = value.context, list[int]()
     direct = ctx.direct_on_host

@@ -24,15 +24,8 @@ def is_vector(x: object) -> bool:
 def as_column(call: str, a: Handle, vector: NDArray[Any], name: str = "b") -> Any:
     """Return a matrix of one column with a vector's values, of A's type and on its grid. Collective over the context.
 
-    Args:
-        call: for which it is made.
-        a: a matrix.
-        vector: the same on every rank.
-        name: what messages call it.
-
-    Raises:
-        ArgumentError: the vector is complex and A real, or it holds no numbers.
-        RankMismatchError: the ranks gave different vectors.
+    ArgumentError if the vector is complex and A real, or it holds no numbers; RankMismatchError if ranks gave different
+    ones.
     """
     ctx, of_a = a.context, a.descriptor
     with ctx.agreement(call) as facts:
@@ -52,15 +45,8 @@ def as_column(call: str, a: Handle, vector: NDArray[Any], name: str = "b") -> An
 def by_column(function: Callable[..., Any], a: Any, arguments: Mapping[str, Any], vector: str = "b") -> Any:
     """Return what a function finds for a vector B, as vectors: X, or a tuple that begins with X. Collective.
 
-    Args:
-        function: takes B as a matrix of one column.
-        a: the matrix that decides on B's layout and type.
-        arguments: the function's, by name.
-        vector: which is the vector; "a": the function takes it as a matrix of one row, and A as "b".
-
-    Raises:
-        ArgumentError: A is no matrix, the vector is complex and A real, or it holds no numbers.
-        RankMismatchError: the ranks gave different vectors.
+    The function takes B as a matrix of one column in A's layout and type; with "a" for ``vector`` as one of one row,
+    and A as "b". ArgumentError if A is no matrix; else as ``as_column``.
     """
     name = function.__name__
     if not isinstance(a, Handle):

@@ -102,12 +102,7 @@ class LayoutKeywords(TypedDict, total=False):
 
 
 class Layout:
-    """What a caller gives for a new matrix: a descriptor, or a shape and keywords. Local.
-
-    Args:
-        given: a descriptor, or the shape.
-        keywords: see ``LayoutKeywords``.
-    """
+    """What a caller gives for a new matrix: a descriptor, or a shape and ``LayoutKeywords``. Local."""
 
     def __init__(
         self, given: MatrixDescriptor | Sequence[int] | None, keywords: LayoutKeywords | None = None
@@ -120,9 +115,7 @@ class Layout:
     def descriptor(self, nranks: int, **defaults: Any) -> MatrixDescriptor:
         """Return the descriptor on at most ``nranks`` ranks; ``defaults`` for keywords that were not given. Local.
 
-        Raises:
-            LayoutError: a value is illegal.
-            ArgumentError: keywords come with a descriptor.
+        LayoutError if a value is illegal, ArgumentError if keywords come with a descriptor.
         """
         if self._unknown:
             raise ArgumentTypeError(f"{', '.join(self._unknown)}: expected only {', '.join(self.keywords)}")

@@ -362,8 +362,7 @@ class _Freivalds(NamedTuple):
     def error_of_lines(self, lines: NDArray[np.int64], axis: int, bound: float) -> tuple[float, int]:
         """Compare some rows (axis 0) or columns of D with what they must be. Collective.
 
-        Returns:
-            The largest relative difference of finite elements, and how many elements are of a different kind.
+        Return the largest relative difference of finite elements, and how many elements are of a different kind.
         """
         got = _lines(self.d, "N", lines, axis) / self.after.of_d
         first, last = (

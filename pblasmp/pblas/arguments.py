@@ -51,10 +51,7 @@ class ParameterError(ArgumentError):
 class Faults:
     """Everything that is wrong with the arguments of one call, each fault under its number. Local.
 
-    Args:
-        call: the routine.
-        names: its arguments, in their order.
-        of_pblas: the entries of its descriptors are counted as in PBLAS, not as in ScaLAPACK.
+    Names are in the arguments' order; entries of descriptors are counted as in PBLAS, or as in ScaLAPACK.
     """
 
     def __init__(self, call: str, names: Sequence[str], *, of_pblas: bool = True) -> None:
@@ -122,12 +119,9 @@ class Faults:
 def signature_of(
     annotations: Mapping[str, str], returns: str, optional: Container[str] = ()
 ) -> inspect.Signature:
-    """Return the signature of a routine. Local.
+    """Return the signature of a routine; ``optional`` are arguments that are None if they are left out. Local.
 
-    Args:
-        annotations: by the names of its arguments, in their order.
-        returns: the annotation of what it returns.
-        optional: the arguments that are None if they are left out.
+    Annotations are by the names of its arguments, in their order.
     """
     return inspect.Signature(
         [
@@ -146,11 +140,7 @@ def signature_of(
 def bound(
     call: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call by name. Local.
-
-    Raises:
-        TypeError: they do not fit the signature.
-    """
+    """Return the arguments of a call by name, or raise TypeError. Local."""
     try:
         found = signature.bind(*args, **kwargs)
     except TypeError as error:

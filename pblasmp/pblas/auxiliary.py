@@ -364,9 +364,7 @@ def _sent(grid: ProcessGrid, scope: str, owner: tuple[int, int], place: tuple[in
     """Return the element of a process in its process row ("R") or column ("C"), ``mine`` elsewhere.
 
     Collective over that process row or column: each of its processes tells all others which element it asks for.
-
-    Raises:
-        RankMismatchError: they ask for different ones, or one of them makes another call.
+    RankMismatchError if they ask for different ones.
     """
     axis = {"R": 0, "C": 1}.get(scope)
     here, ctx = grid.info[2:], grid.context

@@ -99,14 +99,7 @@ _Placed = tuple[int, int, Held]
 def part_of(
     array: Any, i: Any, j: Any, desc: Any, shape: tuple[int, int], dtype: np.dtype, *, written: bool
 ) -> tuple[ProcessGrid, Part] | None:
-    """Return a sub-matrix with its grid; None if there is something to say about it. Local.
-
-    Args:
-        array, i, j, desc: the arguments of its matrix.
-        shape: its rows and columns.
-        dtype: its type.
-        written: it is to be written.
-    """
+    """Return a sub-matrix with its grid; None if there is something to say about it. Local."""
     try:
         grid = of_number(desc[1])
         if grid is None or type(array) is not np.ndarray or array.dtype != dtype:
@@ -124,13 +117,7 @@ def part_of(
 
 
 class DirectForm:
-    """A routine of PBLAS for one type as a direct call. Making one is local.
-
-    Args:
-        routine: a ``PblasRoutine``.
-        full: its name.
-        dtype: its type.
-    """
+    """A routine of PBLAS for one type as a direct call, under its full name. Making one is local."""
 
     def __init__(self, routine: Any, full: str, dtype: np.dtype) -> None:
         names = [each for each in routine.names if each not in routine.optional]
@@ -279,10 +266,7 @@ def _sizes(words: str) -> tuple[tuple[str, str], tuple[str, str], str]:
 def _places(axes: Axes, start: int, extent: int, count: int) -> tuple[int, NDArray[np.int64]]:
     """Return where in IPIV, or TAU, this rank's first number is, and which rows, or columns, its numbers are of. Local.
 
-    Args:
-        axes: how these are dealt out.
-        start, extent: those of A.
-        count: how many of them, the first ones, have numbers.
+    The first ``count`` of A's, which begin at ``start``, have numbers.
     """
     first, number, span = local_range(axes, start, extent)
     places = span.globals(axes.mine) if number else np.empty(0, np.int64)

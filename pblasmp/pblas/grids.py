@@ -233,8 +233,7 @@ def peers(grid: ProcessGrid, scope: str) -> list[int]:
 def exchanged(ctx: Context, call: str, others: Sequence[int], told: NDArray[Any]) -> NDArray[Any]:
     """Send an array to some ranks, and return what each of them has sent. Collective over these ranks.
 
-    Raises:
-        ClosedError: the context is broken: by RankMismatchError on this rank if one of them makes another call.
+    ClosedError if one of them makes another call: the context is broken.
     """
     heard = np.zeros((len(others), *told.shape), told.dtype)
     with ctx.running(call):

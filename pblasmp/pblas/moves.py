@@ -46,8 +46,7 @@ class MoveRoutine(PblasRoutine):
 def _move_at_once(full: str, dtype: np.dtype, given: dict[str, Any]) -> bool | None:
     """Move if a glance at the arguments shows that they are legal. Collective over the grid of ictxt.
 
-    Returns:
-        True: it is done. None: nothing has happened. False: the ranks have voted and did not agree.
+    Return True if it is done. None: nothing has happened. False: the ranks have voted and did not agree.
     """
     everybody, m, n = of_number(given["ictxt"]), given["m"], given["n"]
     if everybody is None or type(m) is not int or type(n) is not int or min(m, n) < 1:

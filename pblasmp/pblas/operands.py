@@ -197,14 +197,8 @@ def one_grid_of(
 ) -> ProcessGrid:
     """Return the grid whose processes agree on a call's arguments: that of its descriptors. Local.
 
-    Args:
-        faults: of the call.
-        names: of its matrices.
-        given: its arguments.
-        limit: see ``meant``.
-
-    Raises:
-        ParameterError: no descriptor has a context of this process, and it is not in one grid only.
+    ParameterError if no descriptor has a context of this process, and it is not in one grid only; ``limit``: see
+    ``meant``.
     """
     descs = {x: given[f"desc{x}"] for x in names}
     contexts = [_context_of(desc) for desc in descs.values()]

@@ -153,10 +153,7 @@ class PblasRoutine:
     def run(self, full: str, dtype: np.dtype, given: Values, *, voted: bool) -> Any:
         """Check the arguments, agree on them, compute. Collective over the grid, unless the call is local.
 
-        Args:
-            full, dtype: the routine's name and type.
-            given: the arguments.
-            voted: whether this rank has tried a direct call, on which the ranks did not agree.
+        ``voted``: this rank has tried a direct call, on which the ranks did not agree.
         """
         grid = one_grid_of(self.faults(full), self.shapes, given, self.patience)
         read = partial(_read, self, full, dtype, given, grid)
@@ -471,10 +468,7 @@ def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
 def _size_text(name: str, shapes: Mapping[str, str], written: Container[str]) -> str:
     """Return what a size is, such as "rows of sub(C)". Local.
 
-    Args:
-        name: the size's.
-        shapes: as routines have them.
-        written: the matrices that are written, which are named rather than others.
+    Matrices that are ``written`` are named rather than others.
     """
     words = {x: shape.split() for x, shape in shapes.items()}
 

@@ -134,9 +134,8 @@ class Server:
     def serve(self, routine: int, arguments: Any) -> int:
         """Answer a call; return 0 if the program's library is to. Collective over the grid.
 
-        Args:
-            routine: its number, counted from 0 in the order of ``ROWS``.
-            arguments: letters and integers as values, addresses of all others.
+        The routine is counted from 0 in the order of ``ROWS``; arguments are letters and integers as values, and
+        addresses.
         """
         form = self._forms.get(routine)
         name = self.names[routine]
@@ -155,8 +154,7 @@ class Server:
     def forget(self, context: int) -> None:
         """Close what pblasmp has on a grid, unless such grids are made again and again. Collective over the grid.
 
-        Args:
-            context: the program's, -1 for all of its grids.
+        The context is the program's, -1 for all of its grids.
         """
         self._known.clear()  # another grid may get the number
         try:

@@ -96,11 +96,7 @@ class ProblemFile:
 
 
 def root() -> Path:
-    """Return the directory of the descriptor files that come with pblasmp. Local.
-
-    Raises:
-        LibraryNotFoundError: they are missing.
-    """
+    """Return the directory of the descriptor files that come with pblasmp, or raise LibraryNotFoundError. Local."""
     package = Path(__file__).parents[1]
     for place in (package / "descriptors", package.parent / "descriptors"):  # in a wheel, in a checkout
         if (place / "problem.schema.json").is_file():
@@ -192,11 +188,7 @@ def faults_in(text: Text, fault: str = "") -> list[str]:
 
 
 def load_table(file: str | PathLike[str]) -> Table:
-    """Return the contents of a file. Local.
-
-    Raises:
-        ArgumentError: it cannot be read, or is not a TOML file.
-    """
+    """Return the contents of a file; ArgumentError if it cannot be read, or is not a TOML file. Local."""
     table, faults = _parsed(*_read(Path(file))[1:])
     if faults:
         raise ArgumentError(f"{file}: {faults[0]}")
@@ -209,11 +201,7 @@ def _error(path: Path, faults: list[str]) -> LayoutError:
 
 
 def read_text(file: Source) -> Text:
-    """Return what is in a problem's file. Local.
-
-    Raises:
-        LayoutError: it cannot be read.
-    """
+    """Return what is in a problem's file; LayoutError if it cannot be read. Local."""
     path, text, fault = _read(file)
     if fault:
         raise _error(path, [fault])
@@ -269,8 +257,7 @@ def _parsed(text: Text, fault: str = "") -> tuple[Table, list[str]]:
 def problem_in(path: Path, text: Text, fault: str = "") -> ProblemFile:
     """Return the problem in the text of a file. Local.
 
-    Raises:
-        LayoutError: there is a ``fault`` already, or the text holds no problem; it names the file and every fault.
+    LayoutError if there is a ``fault`` already, or the text holds no problem; it names the file and every fault.
     """
     data, faults = _parsed(text, fault)
     kind = kind_of(data)
@@ -306,8 +293,7 @@ class Layer:
     def shape(self, tokens: int, ranks: int) -> tuple[int, int, int]:
         """Return tokens, outputs (per rank if these are split) and inputs. Local.
 
-        Raises:
-            LayoutError: outputs or inputs cannot be split evenly over the ranks.
+        LayoutError if outputs or inputs cannot be split evenly over the ranks.
         """
         splits = self.product in ("allgather_matmul", "matmul_allgather")
         extent = self.outputs if splits else self.inputs
@@ -318,11 +304,7 @@ class Layer:
 
 
 def load_model(name: str) -> list[Layer]:
-    """Return the layers of a model that comes with pblasmp. Local.
-
-    Raises:
-        ArgumentError: there is no such model.
-    """
+    """Return the layers of a model that comes with pblasmp; ArgumentError if there is no such model. Local."""
     files = {path.stem: path for path in find("models")}
     if name not in files:
         raise ArgumentError(f"model: expected one of {', '.join(files)}, got {short_repr(name)}")

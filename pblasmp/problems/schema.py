@@ -242,14 +242,9 @@ def raise_faults(what: str, faults: list[str]) -> None:
 def table_faults(
     data: object, table: type, prefix: str = "", *, needs: tuple[str, ...] = (), without: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return what keeps ``data`` from being a table of this type, each key by itself. Local.
+    """Return what keeps ``data`` from being a table of this type, each key by itself, with a prefix. Local.
 
-    Args:
-        data: what was given.
-        table: one of the types of this module.
-        prefix: prefix of the keys in messages.
-        needs: keys that are required although the type does not require them.
-        without: keys that may be missing although the type requires them.
+    ``needs`` are keys that are required although the type does not require them, ``without`` the other way round.
     """
     if not isinstance(data, dict):
         return [f"{prefix.rstrip('.') or 'data'}: expected a table, got {short_repr(data)}"]
@@ -374,14 +369,9 @@ def kind_of(data: Table) -> str:
 
 
 def problem_faults(data: object, kind: str = "", *, titled: bool = True) -> list[str]:
-    """Return what keeps ``data`` from being a problem, whatever its values are. Local.
+    """Return what keeps ``data`` from being a problem of a kind of ``KINDS``, whatever its values are. Local.
 
-    They are the faults of its keys, or else how these contradict each other.
-
-    Args:
-        data: what a file holds.
-        kind: one of ``KINDS``.
-        titled: it must have a title.
+    They are the faults of its keys, or else how these contradict each other. If ``titled``, it must have a title.
     """
     table, contradictions = KINDS[kind]
     found = table_faults(data, table, without=() if titled else ("title",))

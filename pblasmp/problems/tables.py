@@ -92,10 +92,7 @@ _OPTIONS = {
 def operands_in(kind: str, data: Table, of: type | None = None) -> TableOperands:
     """Return the matrices and the problem in a table with a correct structure, or their faults. Local.
 
-    Args:
-        kind: of the table, one of ``KINDS``.
-        data: the table.
-        of: the problem's class, if it is derived from that of the kind.
+    ``of`` is the problem's class, if it is derived from that of the kind.
     """
     made, cls = TableOperands(data), of or CLASSES[kind]
     try:
@@ -149,8 +146,7 @@ def _routine_operands(made: TableOperands, kind: str) -> dict[str, Any]:
 def made_from(cls: type, data: object) -> Any:
     """Return the descriptor or problem of this class in a table of plain values. Local.
 
-    Raises:
-        LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+    LayoutError, which names every fault, if a key is unknown or missing, or a value makes no sense.
     """
     if issubclass(cls, MatrixDescriptor):
         raise_faults("descriptor", table_faults(data, OperandTable, needs=("shape", "block", "grid")))

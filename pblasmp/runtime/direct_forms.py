@@ -33,16 +33,7 @@ class FormRow(NamedTuple):
 class HandleForm:
     """A routine as a direct call on matrices: a ``RoutineForm``. Making one is local.
 
-    Args:
-        routine: its name; perhaps one that has no direct calls.
-        row: what the tables say of it.
-        names: the arguments that ``run`` gets; "out" is D.
-        call: the call's name, if that is another.
-
-    Attributes:
-        call, routine: as those of ``RoutineForm``.
-        names: as above.
-        out: where D is among them.
+    ``names`` are the arguments that ``run`` gets, "out" among them; the routine may be one that has no direct calls.
     """
 
     def __init__(self, routine: str, row: Routine | FormRow, names: Sequence[str], call: str = "") -> None:
@@ -78,11 +69,7 @@ class HandleForm:
         return host_address(np.frombuffer(self._form, np.uint8))
 
     def run(self, args: Sequence[Any]) -> Any:
-        """Compute a call; return what ``Direct.run`` does, or ``Direct.factor``. Collective over the context.
-
-        Args:
-            args: the arguments, of any types.
-        """
+        """Compute a call on arguments of any types; return what ``Direct.run`` or ``factor`` does. Collective."""
         out, algo = args[self.out], args[self._algo]
         if not (self._is_direct and isinstance(out, Handle) and is_text(algo, "auto")):
             return None

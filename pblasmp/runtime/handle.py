@@ -26,12 +26,7 @@ _new = object.__new__
 
 
 class KnownCall:
-    """A direct call that was legal, so that it is again. It keeps no matrix. Making one is local.
-
-    Args:
-        given: the routine and the arguments that it was called with.
-        asked: what the engine was asked for.
-    """
+    """A direct call that was legal, so that it is again. It keeps no matrix. Making one is local."""
 
     __slots__ = ("_kept", "asked", "identities")
 
@@ -156,8 +151,7 @@ class Handle:
     def known_call(self, given: Sequence[Any]) -> Asked | None:
         """Return what the engine was asked for in this call if ``know`` was told of it last; None if not. Local.
 
-        Args:
-            given: the routine and its arguments: the same objects.
+        ``given`` are the routine and its arguments: the same objects.
         """
         known = self._known
         if (
@@ -198,8 +192,7 @@ class Handle:
     def part(self, index: Any) -> Self:
         """Return a sub-matrix as a view of the same memory, even if it is one element. Local; 0-based.
 
-        Raises:
-            ArgumentError: the index is none of a sub-matrix.
+        ArgumentError if the index is none of a sub-matrix.
         """
         # A list is no index.
         rows, cols = index if type(index) is tuple and len(index) == 2 else (index, ALL)

@@ -47,14 +47,8 @@ def loses_gradient(array: Any) -> bool:
 def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
     """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
 
-    Args:
-        engine: the engine that is to use it.
-        array: a NumPy, CuPy or PyTorch array, or anything else that shares its memory.
-        name: what messages call it.
-        dtype: the expected element type, if it matters: 8-bit floats may come as bytes.
-
-    Raises:
-        ArgumentError: the engine cannot use it in place; the message begins with ``name``.
+    It is NumPy's, CuPy's or PyTorch's, or anything else that shares its memory; ArgumentError if the engine cannot use
+    it in place. 8-bit floats may come as bytes.
     """
     try:
         if not is_torch(array):
@@ -92,10 +86,7 @@ def _of_jax(array: Any) -> Any:
 def _of_torch(dtype: Any) -> tuple[str, np.dtype | None, Any]:
     """Return the name of a type of PyTorch, ours, and that of its storage if NumPy and DLPack's readers lack it. Local.
 
-    None for those that are as everywhere, and ours for bytes, which may be 8-bit floats.
-
-    Raises:
-        ArgumentError: we have no such type.
+    None for those that are as everywhere, and ours for bytes, which may be 8-bit floats. ArgumentError if we have none.
     """
     import torch
 
@@ -122,8 +113,7 @@ class Shard(NamedTuple):
 def shard_of(array: Any, rank: int, size: int) -> Shard:
     """Return this rank's shard of a ``jax.Array`` or a DTensor, any other array as a shard. Local.
 
-    Raises:
-        ArgumentError: this process has none, or several, or it is another rank's.
+    ArgumentError if this process has none, or several, or it is another rank's.
     """
     if hasattr(array, "addressable_shards"):
         shards, shape = array.addressable_shards, array.shape
@@ -169,11 +159,7 @@ def _as_numpy(tensor: Any) -> Any:
 def as_typed(
     engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None
 ) -> tuple[Any, np.dtype]:
-    """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
-
-    Raises:
-        ArgumentError: the engine cannot use it in place, or not its type; the message begins with ``name``.
-    """
+    """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local."""
     local = as_local(engine, array, name)
     kind = _of_torch(array.dtype)[0] if is_torch(array) else local.dtype
     if kind == "uint8" and bytes_are is not None and is_float8(bytes_are):
@@ -256,8 +242,7 @@ def in_c_order(array: Any) -> bool:
 def fold(array: Any, name: str) -> Any:
     """Return ``array`` with all dimensions but the last folded into one: a C-ordered view. Local.
 
-    Raises:
-        ArgumentError: that would take a copy, or rows are not contiguous.
+    ArgumentError if that would take a copy, or rows are not contiguous.
     """
     if not array.ndim or not in_c_order(array):
         raise ArgumentError(

@@ -33,13 +33,8 @@ class KeptPlans:
     """The most recently used plans, by key; after a new measurement, earlier plans are no longer found.
 
     Keys are the same on every rank, and come in the same order. Plans are kept as long as they take little memory
-    together: so many of a program that walks over a matrix, fewer of those with large tables.
-
-    Args:
-        engine: where the plans run.
-        ranks: how many ranks keep plans on a machine, the same number on every rank.
-        most: bytes that all of them may take; by default a part of what the machine's ranks may.
-        most_bound: sets of arrays that all of them may be bound to.
+    together, ``most`` bytes, by default a part of what the ranks of the machine may: so many of a program that walks
+    over a matrix, fewer of those with large tables. They are bound to at most ``most_bound`` sets of arrays.
     """
 
     def __init__(
@@ -72,10 +67,7 @@ class KeptPlans:
     def keep(self, key: Hashable, plan: Closable, *, has_tables: bool = True) -> None:
         """Keep a plan, and close the least recently used ones if they take too much. Collective over the context.
 
-        Args:
-            key: the key.
-            plan: the plan.
-            has_tables: it may take more than what each counts at least; the same on every rank.
+        ``has_tables``, the same on every rank: it may take more than what each counts at least.
         """
         nbytes = _LEAST_BYTES
         if has_tables:  # what is closed must be the same on every rank
@@ -108,12 +100,7 @@ class KeptPlans:
         return oldest
 
     def bound(self, number: int, addresses: tuple[int, ...]) -> Bound | None:
-        """Return what runs a plan on the arrays at these addresses, if it has run on them. Local.
-
-        Args:
-            number: the plan's.
-            addresses: of its arrays.
-        """
+        """Return what runs a plan on the arrays at these addresses, if it has run on them. Local."""
         found = self._bound.get((number, addresses))
         if found is not None:
             self._bound.move_to_end((number, addresses))

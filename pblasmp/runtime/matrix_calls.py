@@ -92,9 +92,7 @@ class MatrixCall(UserCall[Any]):
     def validate(self, problem: Any, facts: dict[str, Any]) -> None:
         """Raise LayoutError that names every reason why the problem is not legal. Local.
 
-        Args:
-            problem: what is asked for.
-            facts: gets what else must be equal on every rank.
+        ``facts`` gets what else must be equal on every rank.
         """
 
     def chosen(self, options: Options, nearest: MatmulProblem | Level3Problem) -> Options:
@@ -132,11 +130,7 @@ class MatrixCall(UserCall[Any]):
     def directly(self) -> Any:
         """Return D, computed without a plan. Collective over the context.
 
-        Returns:
-            D. None if nothing has happened yet; False if the ranks have voted, and not all of them agreed.
-
-        Raises:
-            Exception: what the ranks agreed to raise.
+        None if nothing has happened yet; False if the ranks have voted, and not all of them agreed.
         """
         ctx = self.ctx
         direct = ctx.engine.direct
@@ -223,8 +217,7 @@ class MatrixCall(UserCall[Any]):
     def _lay_out(self) -> None:
         """Put the matrices in their places, with a new one for the result if there is none. Local.
 
-        Raises:
-            ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
+        ArgumentError if ``out`` shares memory with an operand that it must not overwrite.
         """
         a, b, c, out = self._given
         d = self.ctx.allocate(self._layout) if out is None else out
@@ -294,8 +287,7 @@ class MatrixCall(UserCall[Any]):
     def replaced(self, given: Mapping[str, Any], product: Product) -> MatrixCall:
         """Return the call on other matrices in the same layouts, with the same result. Local.
 
-        Raises:
-            ArgumentError: a matrix has another layout than the planned one.
+        ArgumentError if a matrix has another layout than the planned one.
         """
         for name, x in given.items():
             said = self.called.get(name, name)

@@ -25,10 +25,8 @@ from .user_call import Result, UserCall
 def run(call: UserCall[Result], *, voted: bool = False, kin: Kin | None = None) -> Result:
     """Return what a call computes, by a kept plan if there is one. Collective over the context.
 
-    Args:
-        call: the call.
-        voted: whether this rank has tried a direct call, on which the ranks did not agree.
-        kin: of the call, if it is known to be none that was made before.
+    ``voted``: this rank has tried a direct call, on which the ranks did not agree. ``kin`` is the call's, if it is
+    known to be none that was made before.
     """
     ctx = call.ctx
     with ctx.engine.on_device(), call.stream():
@@ -84,12 +82,7 @@ def _new_plan(call: UserCall[Result]) -> Plan[Result]:
 def _again(call: UserCall[Result], number: int, remembered: Any) -> tuple[Result] | Literal[False] | None:
     """Return what a call computes that was made before, by its kept plan. Collective over the context.
 
-    Args:
-        call: the call.
-        number, remembered: of the earlier one.
-
-    Returns:
-        The result. None if nothing has happened yet; False if the ranks have voted, and not all of them repeat it.
+    None if nothing has happened yet; False if the ranks have voted, and not all of them repeat it.
     """
     ctx = call.ctx
     call.number = number
@@ -110,19 +103,11 @@ def _again(call: UserCall[Result], number: int, remembered: Any) -> tuple[Result
 def _varied(
     call: UserCall[Result], signature: Hashable, before: int, kin: Kin | None
 ) -> tuple[Result] | Literal[False] | None:
-    """Return what a call computes that differs from an earlier one as ``vary`` says. Collective over the context.
+    """Return what a call computes that differs from an earlier one as ``vary`` says, or as ``_again``. Collective.
 
     Each rank prepares alone what all would, if they all vary the same call in the same way and nothing that another
-    rank must know is missing, and the ranks take a single vote on that. A plan is kept from the second such call on:
-    most of ever new sizes come once.
-
-    Args:
-        call, signature: the call, and what decides how it is computed.
-        before: the number of an earlier call like this one; 0: it is new.
-        kin: the earlier one, if it has been looked up.
-
-    Returns:
-        As for ``_again``.
+    rank must know is missing, and the ranks take a single vote on that. A plan is kept from the second such call on,
+    the one with a number ``before``: most of ever new sizes come once.
     """
     ctx, calls = call.ctx, call.ctx.calls
     try:
@@ -167,13 +152,7 @@ def _varied(
 class Kin:
     """A call from which others may be derived, and how it was computed. Local.
 
-    Args:
-        signature: what they have in common.
-        remembered: what was read of it.
-
-    Attributes:
-        signature, remembered: as above.
-        number: by which the ranks know it.
+    ``number`` is by which the ranks know it.
     """
 
     number = 0
@@ -215,9 +194,7 @@ _VOTES = (1 << 62) - 1  # numbers of votes
 def prepare(call: UserCall[Result], asked: str = "plan") -> Plan[Result]:
     """Return a plan for the user of the call, who closes it. Collective over the context.
 
-    Args:
-        call: the call.
-        asked: what the user has called, on which the ranks agree, too.
+    The ranks agree on what the user has ``asked`` for, too.
     """
     with reading(call, asked):
         call.planned()

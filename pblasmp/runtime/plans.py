@@ -202,9 +202,7 @@ class Plan(Generic[Result]):
     def _run_with(self, call: UserCall[Result], keep: Callable[[], None] = _nothing) -> Result:
         """Run on a call's arrays, on which the ranks have agreed, and hold none of them. Collective over the context.
 
-        Args:
-            call: a call like the planned one.
-            keep: what is done once the plan has all its tables.
+        The call is like the planned one; ``keep`` is done once the plan has all its tables.
         """
         with self._ctx.running(self._name):
             return self._run(call, partial(self._product.run, call.operands()), keep)

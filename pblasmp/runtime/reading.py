@@ -38,13 +38,8 @@ def glance(
 ) -> Glance | None:
     """Return what a direct call needs of its arguments; None if it takes the ordinary way. Local.
 
-    Args:
-        ctx: the context.
-        sizes: of A, B, C and D.
-        matrices: the caller's, and ``out``; None for those that are absent.
-        options: those of "side", "uplo", "op_a", "op_b" and "diag" that the call has, among others.
-        new: returns the layout of a new D.
-        zeros: a new D is filled with zeros.
+    Matrices are the caller's, ``out`` the last; None for those that are absent. ``new`` returns the layout of a new D,
+    which is filled with zeros if ``zeros``.
     """
     get = options.get
     words = get("side", "L"), get("uplo", "L"), get("op_a", "N"), get("op_b", "N"), get("diag", "N")
@@ -111,12 +106,9 @@ def _made(ctx: Runtime[Any], new: Callable[[], MatrixDescriptor], *, zeros: bool
 
 
 def number(value: Any, letter: str, real: bool) -> complex | None:
-    """Return a scalar as a type has it, None if it takes a closer look. Local.
+    """Return a scalar as BLAS's type of that letter has it, None if it takes a closer look. Local.
 
-    Args:
-        value: the caller's.
-        letter: BLAS's, of the type.
-        real: whether it must be real for every type.
+    It must be real for a real type, and for every type if ``real``.
     """
     kind = type(value)
     is_real = letter not in "czi" or real
@@ -140,15 +132,7 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
     """Return the context of the arguments that are distributed matrices. Local if they have one that is open.
 
     Without one, or with several, it is that in which the other ranks make this call: there this rank tells them what is
-    wrong with its arguments. Collective over that context.
-
-    Args:
-        call: its name.
-        matrices: the arguments; a context is its own.
-
-    Raises:
-        ArgumentError: no context is open.
-        ClosedError: the matrices are of a closed context, and no other is open.
+    wrong with its arguments. Collective over that context. ArgumentError or ClosedError if none is open.
     """
     contexts = [
         x.context if isinstance(x, Handle) else x for x in matrices if isinstance(x, (Handle, Runtime))
@@ -169,13 +153,8 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
 def refuse(call: str, error: Exception, *values: object, waits_in: str | None = None) -> NoReturn:
     """Raise what is wrong with a call on all ranks of its context, which ``context_of`` finds. Collective over it.
 
-    Without an open context, raise it here. Local.
-
-    Args:
-        call: its name.
-        error: what is wrong.
-        values: its arguments.
-        waits_in: the call in which other ranks wait, if not this one; empty if it is unknown.
+    Without an open context, raise it here: local. Other ranks may wait in a call of another name, or, if it is unknown,
+    of an empty one.
     """
     try:
         ctx = context_of(call if waits_in is None else waits_in, *values)
@@ -187,13 +166,7 @@ def refuse(call: str, error: Exception, *values: object, waits_in: str | None = 
 
 
 def comparable(ctx: Runtime[Any], matrices: Iterable[Any], options: Iterable[Any]) -> bool:
-    """Return whether two calls with these arguments, if they are equal, are alike: else check them anew. Local.
-
-    Args:
-        ctx: the context.
-        matrices: the caller's, None for those that are absent.
-        options: the other arguments.
-    """
+    """Return whether two calls with these arguments, if they are equal, are alike: else check them anew. Local."""
     if not CONSTANTS.issuperset(map(type, options)):
         return False
     return not [x for x in matrices if x is not None and not (isinstance(x, Handle) and x.context is ctx)]

@@ -208,11 +208,7 @@ class Runtime(Generic[Matrix]):
 
     @property
     def direct_on_host(self) -> Direct | None:
-        """What computes calls without a plan that only CPU ranks have; None on GPUs, and if a rank is gone.
-
-        Raises:
-            ClosedError: the context is closed.
-        """
+        """What computes calls without a plan that only CPU ranks have; None on GPUs, and if a rank is gone."""
         if self.engine.traits.on_gpus or self.control.gone():
             return None
         if self.control.channel.cause or not self._open:
@@ -249,8 +245,7 @@ class Runtime(Generic[Matrix]):
     def idle(self, *, wanted: bool) -> bool:
         """Close, but keep all that it holds for ``resume`` if every rank wants to and holds little. Collective.
 
-        Returns:
-            Whether it idles. For its users it is closed, until it resumes.
+        Return whether it idles. For its users it is closed, until it resumes.
         """
         self._end(may_idle=wanted and self.engine.can_idle() and self.kept.nbytes <= LITTLE)
         return self._idles
@@ -351,18 +346,8 @@ class Runtime(Generic[Matrix]):
     def all_repeat(self, call: str, number: int, ready: bool) -> bool | None:
         """Return whether all ranks are ready to repeat the call of that number in the same way. Collective.
 
-        Collective over the context, inside ``running``.
-
-        Args:
-            call: its name.
-            number: of the call, from ``calls``.
-            ready: whether this rank is.
-
-        Returns:
-            None if they do not all repeat that call. False if they cannot tell.
-
-        Raises:
-            Exception: what the ranks agreed to raise.
+        Collective over the context, inside ``running``. None if they do not all repeat that call; False if they cannot
+        tell.
         """
         if self.size == 1:
             return ready

@@ -78,18 +78,16 @@ class UserCall(ABC, Generic[Result]):
     def vary(self, remembered: Any) -> tuple[ParallelProblem, tuple[int, ...]] | None:  # noqa: ARG002
         """Place the arrays, of which not all are like those of an earlier call, the kin. Local.
 
-        Returns:
-            what is computed then, and numbers that are the same on every rank if, and only if, all ranks vary the kin
-            in the same way; None if it must be read as a new call.
+        Return what is computed then, and numbers that are the same on every rank if, and only if, all ranks vary the
+        kin in the same way; None if it must be read as a new call.
         """
         return None
 
     def place(self, remembered: Any) -> tuple[int, ...] | None:  # noqa: ARG002
         """Get ready for a run of a kept plan on arrays at known addresses, without reading them. Local.
 
-        Returns:
-            the addresses of all arrays, with which the call is the earlier one again; none of them if the plan is not
-            to be bound to arrays; None if they must be read.
+        Return the addresses of all arrays, with which the call is the earlier one again; none of them if the plan is
+        not to be bound to arrays; None if they must be read.
         """
         return None
 
@@ -124,11 +122,7 @@ class UserCall(ABC, Generic[Result]):
 
     @abstractmethod
     def result(self, found: Any) -> Result:
-        """Return what the function returns. Collective over the context.
-
-        Args:
-            found: what the engine found besides the arrays that it wrote.
-        """
+        """Return what the function returns; ``found`` is what the engine found besides arrays. Collective."""
 
     # -- the same call as a plan
 
@@ -139,12 +133,7 @@ class UserCall(ABC, Generic[Result]):
     def replaced(self, given: Mapping[str, Any], product: Product) -> UserCall[Result]:
         """Return the call on other arrays like the planned ones, by name, that has been read. Local.
 
-        Args:
-            given: the arrays.
-            product: what runs on them.
-
-        Raises:
-            ArgumentError: an array does not fit what was planned.
+        ArgumentError if an array does not fit what was planned.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -161,8 +150,7 @@ class UserCall(ABC, Generic[Result]):
     def with_own_x(self) -> tuple[Any, UserCall[Result]]:
         """Return the plan's own array for x, and the call on it. Collective over the context.
 
-        Raises:
-            UnsupportedError: only plans of tensor-parallel products have one.
+        UnsupportedError unless the plan is of a tensor-parallel product.
         """
         with self.ctx.agreement("plan.input_buffer"):
             raise UnsupportedError(

@@ -287,9 +287,5 @@ def parallel_call(
     scales: Scales | None = None,
     **options: Any,
 ) -> ParallelCall:
-    """Return a call of the function of that name, for a plan. Local.
-
-    Raises:
-        ArgumentError: ``ctx`` is no context.
-    """
+    """Return a call of the function of that name, for a plan. Local."""
     return ParallelCall(form, ctx, x, w, c, out, bias, scales, **options, for_plan=True)

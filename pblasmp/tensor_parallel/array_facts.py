@@ -84,13 +84,9 @@ class ArrayFacts:
     def problem(
         self, form: Form, every: Sequence[Sequence[int]], *, adds: bool, return_gathered: bool
     ) -> ParallelProblem:
-        """Return the product of all ranks. Local; the same on every rank.
+        """Return the product of all ranks, of the sizes of each rank's arrays. Local; the same on every rank.
 
-        Args:
-            form: which one.
-            every: the sizes of each rank's arrays.
-            adds: C is read.
-            return_gathered: the gathered X is wanted as well.
+        ``adds``: C is read.
         """
         types = self.dtype, self.w_dtype, self.c_dtype, self.out_dtype
         firsts, inputs, outputs, *lds, memories = (tuple(column) for column in zip(*every, strict=True))
@@ -115,11 +111,7 @@ class ArrayFacts:
     def fitted(self, problem: ParallelProblem, rank: int, first: int, lead: tuple[int, ...]) -> ArrayFacts:
         """Return it with the shapes of the results, which depend on other ranks' sizes. Local.
 
-        Args:
-            problem: the product of all ranks.
-            rank: this one.
-            first: the sum of x's first dimensions on all ranks.
-            lead: x's dimensions except the last.
+        ``first`` is the sum of x's first dimensions on all ranks, ``lead`` x's dimensions except the last.
         """
         shape, gathered = result_shapes(problem, rank, first, lead)
         return changed(self, lead=lead, shape=shape, gathered_shape=gathered)
@@ -172,10 +164,7 @@ class Specification:
 def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> None:
     """Raise LayoutError unless what the ranks hold is split by ``shard``'s rule. Local.
 
-    Args:
-        form: which product.
-        firsts: x's first dimension on each rank.
-        outputs: of each rank's weights.
+    That is x's first dimension on each rank, or the outputs of each rank's weights.
     """
     name, held = ("x", [*firsts]) if form == "allgather_matmul" else ("w", [*outputs])
     expected = [*even_counts(sum(held), len(held))]

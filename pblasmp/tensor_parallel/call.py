@@ -187,11 +187,7 @@ class ParallelCall(UserCall[Any]):
         return self.form in ("allgather_matmul", "matmul_reduce_scatter")
 
     def _options(self, out_dtype: np.dtype) -> Options:
-        """Return the engine's options. Local.
-
-        Raises:
-            ArgumentError, UnsupportedError: an option is wrong, or does not fit the type.
-        """
+        """Return the engine's options, or raise an error if one is wrong, or does not fit the type. Local."""
         if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
             raise ArgumentError(
                 f"activation: expected None, 'relu' or 'gelu', got {short_repr(self.activation)}"
@@ -213,8 +209,7 @@ class ParallelCall(UserCall[Any]):
     def _read(self) -> tuple[ArrayFacts, Operands]:
         """Return the arrays, folded to 2D, and what is known of them without the other ranks. Local.
 
-        Raises:
-            ArgumentError: an array is not usable in place, or does not fit the others.
+        ArgumentError if an array is not usable in place, or does not fit the others.
         """
         engine, scales = self.ctx.engine, self.scales
         for name in ("transposed", "return_gathered"):
@@ -265,8 +260,7 @@ class ParallelCall(UserCall[Any]):
     def _read_results(self, dtype: np.dtype, w_dtype: np.dtype) -> tuple[MatmulProblem, dict[str, Any]]:
         """Return a product of these types, and those of c, out and bias that are given and used. Local.
 
-        Raises:
-            ArgumentError: the types cannot be combined, or an array is not usable in place.
+        ArgumentError if the types cannot be combined, or an array is not usable in place.
         """
         engine = self.ctx.engine
         out_dtype = result_dtype(dtype) if self.dtype is None else as_dtype(self.dtype)
@@ -317,11 +311,7 @@ class ParallelCall(UserCall[Any]):
         return self._made
 
     def again(self, remembered: Made) -> None:
-        """Read the arrays, which are like earlier ones, with new results. Local.
-
-        Raises:
-            ArgumentError: c or out overlaps an array that it must not.
-        """
+        """Read the arrays, which are like earlier ones, with new results; raise as ``_finish``. Local."""
         self._made = remembered
         self._spec, (known, self._local) = remembered.spec, self._read()
         like = remembered.known
@@ -331,8 +321,7 @@ class ParallelCall(UserCall[Any]):
     def place(self, remembered: Made) -> tuple[int, ...]:
         """Make the results; return where the arrays are; none of them if there are scales, which may change. Local.
 
-        Raises:
-            ArgumentError: a scale is none, or c or out overlaps an array that it must not.
+        ArgumentError if a scale is none, or c or out overlaps an array that it must not.
         """
         self._made, known = remembered, remembered.common
         self._result, self._gathered, addresses = remembered.results(self.x, self.w, self.bias, self.out)
@@ -407,11 +396,8 @@ class ParallelCall(UserCall[Any]):
     def _finish(self, outputs_first: bool) -> None:
         """Check the shapes of c and out, and make the result if none is given. Local.
 
-        Args:
-            outputs_first: whether w is outputs × inputs in memory, as the ranks have agreed.
-
-        Raises:
-            ArgumentError: c or out does not have the result's shape, or overlaps an array that it must not.
+        Whether w is outputs × inputs in memory is what the ranks have agreed on. ArgumentError if c or out does not
+        have the result's shape, or overlaps an array that it must not.
         """
         local = self._local
         if self._known.any_order and self._known.outputs_first != outputs_first:
@@ -477,11 +463,7 @@ class ParallelCall(UserCall[Any]):
             self._local.a = fold(as_local(self.ctx.engine, self._buffer, "x"), "x")
 
     def replaced(self, given: Mapping[str, Any], product: Product) -> ParallelCall:  # noqa: ARG002
-        """Return the call on other arrays like those of the last run. Local.
-
-        Raises:
-            ArgumentError: an array does not fit what was planned.
-        """
+        """Return the call on other arrays like those of the last run, or raise ArgumentError. Local."""
         return self._with(given)
 
     def _with(self, given: Mapping[str, Any]) -> ParallelCall:
@@ -575,13 +557,8 @@ def multiply(
 ) -> tuple[Any, Made | None]:
     """Return what a tensor-parallel function returns, and what makes calls like this one again, if anything can.
 
-    Collective over the context. A call like an earlier one is made as ``Made`` does.
-
-    Args:
-        form: the function's name.
-        ctx, x, w, c, out, bias, scales: its arguments.
-        like: an earlier call that may differ in x alone.
-        **how: the others, in the same order in each place that calls this.
+    Collective over the context. A call like an earlier one is made as ``Made`` does; ``like`` is one that may differ in
+    x alone. The other arguments are in the same order in each place that calls this.
     """
     seen: Seen | None = None
     made: Made | None = None

@@ -93,9 +93,6 @@ class Made:
         """Return a call that differs in x's dimensions except the last, as on every rank. Local.
 
         None if it must be read: rows of x are apart, or a rank has no part of the call, or had none of this one.
-
-        Args:
-            seen: of the arguments.
         """
         lead = seen[1]
         if lead is None or not self._varies:
@@ -120,12 +117,7 @@ class Made:
         return made
 
     def call_on(self, seen: Seen | None, x: Any, w: Any, bias: Any) -> Any:
-        """Return the call on other arrays. Local.
-
-        Args:
-            seen: of the arguments.
-            x, w, bias: the arrays; none of the others was given.
-        """
+        """Return the call on other arrays; none but these was given. Local."""
         return changed(self._call, seen=seen, x=x, w=w, bias=bias, _like=self)
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -192,11 +184,7 @@ def seen_of(
 ) -> Seen | None:
     """Return what is seen of a call's arguments; None if its arrays must be read each time. Local.
 
-    Args:
-        form: the function's name.
-        arrays: x, w, bias, c and out.
-        scales: the scales.
-        how: its other arguments, in the same order in each place that calls this.
+    Arrays are x, w, bias, c and out; ``how`` has the other arguments in the same order in each place that calls this.
     """
     x, w, bias, c, out = arrays
     alpha, beta = how.get("alpha", 1), how.get("beta", 0)

@@ -54,14 +54,8 @@ def scaled_product(
 ) -> Tensor:
     """Return a product in 8 bits of this rank's parts. Collective over the context.
 
-    Args:
-        form: one of ``FORMS``.
-        x, w, bias, ctx: as for the function of that name.
-        scales: checked by ``fault_of_scales``.
-        keep: keep what is gathered for the backward pass.
-        by_rule: what is gathered must be split as ``shard`` does.
-        total: how many rows or outputs are gathered, if that has to be known.
-        algo, backward_algo: checked by ``fault_of_algorithms``.
+    Scales and algorithms were checked by ``fault_of_scales`` and ``fault_of_algorithms``; the rest is as of
+    ``operators.Again``.
     """
     part = x.detach()
     if FORMS[form].part_of_x:

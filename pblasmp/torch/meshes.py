@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 def start(comm: Communicator, call: str) -> None:
     """Make PyTorch's default process group of the ranks of ``comm``. Collective over it.
 
-    Raises:
-        UnsupportedError: the ranks do not reach rank 0; raised on every rank.
-        ArgumentError: GLOO_SOCKET_IFNAME names no interface; raised on every rank.
+    UnsupportedError on every rank if they do not reach rank 0, ArgumentError if GLOO_SOCKET_IFNAME names no interface.
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     with Running(comm, call):
@@ -170,10 +168,8 @@ def is_of_ranks(mesh: DeviceMesh, ctx: Context) -> bool:
 def mesh_of(ctx: Context) -> DeviceMesh | None:
     """Return the device mesh of the context's ranks; None for one of them by itself without a process group.
 
-    Collective over the context, the first time.
-
-    Raises:
-        UnsupportedError: the ranks are not all in one process group, or not in its order; raised on every rank.
+    Collective over the context, the first time. UnsupportedError on every rank if the ranks are not all in one process
+    group, or not in its order.
     """
     if dist.group.WORLD is not _Known.world:  # a new group, or none any more
         _Known.of_ranks.clear()

@@ -76,11 +76,7 @@ def _gradients(
 ) -> Gradients:
     """Return the gradients of x, w and bias. Collective over the context, unless the product back is local.
 
-    Args:
-        node: of the product.
-        gy: the gradient of y.
-        ctx: the context.
-        multiply: returns the gradient of x and that of y gathered, as ``Multiplication.backward`` does.
+    ``multiply`` returns the gradient of x and that of y gathered, as ``Multiplication.backward`` does.
     """
     if gy is None:  # y was not used
         return None, None, None
@@ -140,15 +136,10 @@ _MOST_KNOWN = 1024
 class Again:
     """A product of plain tensors with its options, for calls with weights and biases that are alike. Local to make.
 
-    They are not read again: see ``Made``.
-
-    Args:
-        form, ctx: the product.
-        transposed: w is inputs × outputs; there is no bias.
-        keep: x gathered is a result, too.
-        by_rule: what is gathered must be split as ``shard`` does.
-        total: how many rows or outputs are gathered, if that has to be known.
-        **how: more of a ``ParallelCall``; with scales, x is the part that is multiplied.
+    They are not read again: see ``Made``. ``transposed``: w is inputs × outputs, and there is no bias. ``keep``: x
+    gathered is a result, too. ``by_rule``: what is gathered must be split as ``shard`` does; ``total`` is how many rows
+    or outputs that are, if it has to be known. The rest is a ``ParallelCall``'s; with scales, x is the part that is
+    multiplied.
     """
 
     def __init__(
@@ -170,8 +161,7 @@ class Again:
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the product, and x gathered with ``keep``. Collective over the context, unless it is local.
 
-        Raises:
-            ArgumentError: what is gathered is not split by the rule; LayoutError: it is another number. On every rank.
+        ArgumentError on every rank if what is gathered is not split by the rule, LayoutError if it is another number.
         """
         if self._kind.call is None:
             return times(x, w) if self._how["transposed"] else torch.nn.functional.linear(x, w, bias), None
@@ -206,16 +196,9 @@ def seen(tensor: Tensor) -> Hashable:
 class Multiplication:
     """A product and, by ``backward``, the one that gives the gradient of x; with their options. Local to make.
 
-    For calls with weights and biases that are alike.
-
-    Args:
-        form: one of ``FORMS``.
-        ctx: the context.
-        keep, by_rule, total, algo: as for ``Again``.
-        backward_algo: the algorithm of the product back.
+    For calls with weights and biases that are alike; see ``Again``.
 
     Attributes:
-        form, ctx: as above.
         forward: the product.
         keeps_x: the gradient of w comes from x, not from x gathered.
         scatters: of the form.
@@ -239,8 +222,7 @@ class Multiplication:
     def in_open_context(self) -> Multiplication:
         """Return it, or the same in a later context that has the name of its own, which is closed. Local.
 
-        Raises:
-            ClosedError: there is none.
+        ClosedError if there is none.
         """
         try:
             self.ctx.check_open()
@@ -331,12 +313,8 @@ def beside(
 ) -> Gradients:
     """Return the results of both; on GPUs ``then`` runs while ``first`` does, and must not need its result. Local.
 
-    Products on several GPUs wait for each other, which leaves room for the weights' gradient.
-
-    Args:
-        like: a tensor of either.
-        operations: of ``then``: a little is done behind ``first``.
-        first, then: compute.
+    Products on several GPUs wait for each other, which leaves room for the weights' gradient. ``like`` is a tensor of
+    either; a little work, by the operations of ``then``, is done behind ``first``.
     """
     streams = None if operations < WORTH_A_STREAM else streams_of(like)
     if streams is None:

@@ -39,14 +39,10 @@ _TOGETHER = 16  # torch.Tensor.normal_ on the CPU draws in groups of 16
 def fill_part(
     part: Tensor, shape: Sequence[int], dim: int | None, mine: slice, draw: Callable[[Tensor], object]
 ) -> None:
-    """Fill a part of a tensor with the numbers that ``draw`` gives to the whole one. Local.
+    """Fill a part of a tensor, on any device, with the numbers that ``draw`` gives to the whole one. Local.
 
-    Args:
-        part: (..., stop - start, ...), on any device.
-        shape: of the whole tensor.
-        dim: the dimension that is split; None if the part is the whole tensor.
-        mine: the indices along ``dim`` that the part has.
-        draw: fills a contiguous tensor of the CPU in place, in order, as ``uniform_`` and ``normal_`` do.
+    ``mine`` are the indices along ``dim`` that the part has; without a ``dim`` it is the whole. ``draw`` fills a
+    contiguous tensor of the CPU in place, in order, as ``uniform_`` and ``normal_`` do.
     """
     rows, width = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
     if not rows * width:
@@ -345,10 +341,7 @@ class ParallelModule(torch.nn.Module):
     ) -> Self:
         """Return this rank's shard of rank 0's whole module. Collective over the context.
 
-        Args:
-            whole, ctx: the module and the ranks.
-            options: as for the class.
-            check: raises ArgumentError if the module does not fit; by default what a new layer asks for.
+        ``check`` raises ArgumentError if the module does not fit; by default it is what a new layer asks for.
         """
         check = check or partial(cls._check_whole, anew=True)
         if not root_has_values(ctx, f"{cls.__name__}.from_{cls._whole_name()}", whole, check):
@@ -460,8 +453,7 @@ def _described(module: Any) -> str:
 def root_has_values(ctx: Context, call: str, whole: torch.nn.Module, check: Callable[[object], None]) -> bool:
     """Return whether rank 0's whole module has values: it is not on the meta device. Collective over the context.
 
-    Raises:
-        ArgumentError: ``check`` raises it on a rank; raised on every rank.
+    What ``check`` raises on a rank is raised on every rank.
     """
     with agreed(ctx, call):
         check(whole)

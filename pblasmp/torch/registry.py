@@ -36,15 +36,11 @@ def operator(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return what makes a function an operator of PyTorch, of its name. Local.
 
-    No result may share memory with an operand or another result.
+    ``fake`` returns tensors of the results' shapes; ``back`` and ``saves`` return the gradients, and save what that
+    needs; None: it has none. No result may share memory with an operand or another result.
 
     Operators of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
     time, and go through two functions more, also where no gradient is needed, as in all that is compiled.
-
-    Args:
-        schema: of the operator.
-        fake: returns tensors of the results' shapes.
-        back, saves: return the gradients, and save what that needs; None: it has none.
     """
 
     def make(compute: Callable[..., Any]) -> Any:

@@ -140,12 +140,8 @@ class DelayedScaling(torch.nn.Module):
 def units_of(history: Tensor, kind: torch.dtype, margin: int, algo: str, own: Tensor | None = None) -> Tensor:
     """Return the value of one unit of each 8-bit tensor, for rows of a history. Local.
 
-    Args:
-        history: (tensors, steps), newest first.
-        kind: the type of the 8-bit tensors.
-        margin, algo: as for ``DelayedScaling``.
-        own: the tensors' own amax, for rows in which nothing was recorded; without it their unit is 1. If it is
-            infinite, the unit is NaN, and so is the product.
+    A history is (tensors, steps), newest first. ``own`` are the tensors' own amax, for rows in which nothing was
+    recorded; without it their unit is 1. If it is infinite, the unit is NaN, and so is the product.
     """
     amax = history[:, 0] if algo == "most_recent" else history.amax(1)
     if own is not None:

@@ -35,9 +35,8 @@ class Sequence(NamedTuple):
 def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module:
     """Let a module that works on whole sequences work on this rank's part of them, in place. Local.
 
-    Raises:
-        ArgumentError: it takes statistics over tokens, is split in another way already, or has parameters with hooks
-            or gradients, which would be lost.
+    ArgumentError if it takes statistics over tokens, is split in another way already, or has parameters with hooks or
+    gradients, which would be lost.
     """
     if isinstance(module, _OnPart):
         if module._sequence == sequence:  # one module in several places of a model
@@ -227,8 +226,7 @@ def _own_numbers(rank: int, x: Tensor | None) -> Iterator[None]:
 def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
     """Return the length of a sequence of whose parts this rank's has this length. Collective over the mesh.
 
-    Raises:
-        ArgumentError: it is not split as ``shard`` splits; raised on every rank.
+    ArgumentError on every rank if it is not split as ``shard`` splits.
     """
     ranks: int = mesh.size()
     if torch.compiler.is_compiling():  # which has to know it

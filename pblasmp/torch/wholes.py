@@ -20,12 +20,7 @@ _HOOKS = tuple(name for name in vars(torch.nn.Module()) if name.endswith("_hooks
 def check_whole(module: Any, kind: type[torch.nn.Module], name: str) -> None:
     """Raise ArgumentError unless a layer has the parameters of ``kind``, nothing besides, and computes what it does.
 
-    Local.
-
-    Args:
-        module: an instance of ``kind``.
-        kind: torch.nn.Linear or torch.nn.Embedding.
-        name: what messages call it.
+    Local. The kind is torch.nn.Linear or torch.nn.Embedding.
     """
     if (
         type(module).forward is not kind.forward
@@ -141,14 +136,8 @@ def tied(
 ) -> torch.nn.Parameter:
     """Return the parameter that takes a whole one's place: ``split``, or the one that already has. Local.
 
-    Args:
-        whole: the parameter that is replaced.
-        split: what would take its place in this module.
-        dim: the dimension along which ``split`` is split; None if every rank has all of it.
-        style: the name of the style that asks.
-
-    Raises:
-        ArgumentError: another module shares it, and there it is split along another dimension or over other ranks.
+    ``split`` is split along ``dim``, None if every rank has all of it; the style asks. ArgumentError if another module
+    shares the whole one, and there it is split along another dimension or over other ranks.
     """
     tie = _ties.get(whole)
     if tie is None:

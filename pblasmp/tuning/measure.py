@@ -80,15 +80,8 @@ def measure(
 ) -> Tuned:
     """Time every algorithm that takes a problem, and let "auto" know. Collective over the ranks.
 
-    Args:
-        engine, comm: of a context.
-        task, operands: as for ``engines.method.prepare``. No array is written.
-        limit: seconds after which no further algorithm is started.
-        progress: called with (algorithms done, algorithms in total).
-
-    Raises:
-        UnsupportedError: no algorithm can compute it.
-        Exception: what ``progress`` raises on any rank.
+    No array is written. No further algorithm is started after ``limit`` seconds; ``progress`` is called with
+    (algorithms done, algorithms in total). UnsupportedError if no algorithm can compute it.
     """
     trials = _Trials(engine, comm, task, operands)
     candidates = names(engine, task.computed, task.options)
@@ -153,10 +146,7 @@ def _keep(
 
 
 class _Trials:
-    """A problem whose algorithms are timed, on scratch results. Making one is collective over the ranks.
-
-    Args: as for ``measure``.
-    """
+    """A problem whose algorithms are timed, on scratch results. Making one is collective over the ranks."""
 
     def __init__(self, engine: Engine, comm: Communicator, task: Task, operands: Operands) -> None:
         self._engine, self._comm, self._task = engine, comm, task
@@ -167,9 +157,7 @@ class _Trials:
     def time(self, name: str, best: float) -> float | str:
         """Return the seconds that an algorithm takes, or why it refuses. Collective.
 
-        Args:
-            name: the algorithm's.
-            best: the shortest time so far, 0 if there is none.
+        ``best`` is the shortest time so far, 0 if there is none.
         """
         try:
             product = self._prepared(name)
@@ -244,11 +232,8 @@ def _time(
 def _scratch(engine: Any, operands: Operands, written: str) -> tuple[Operands, Callable[[], None]]:
     """Return operands whose outputs are scratch copies, and a function that restores the copies' first values.
 
-    Args:
-        engine: where.
-        operands: as they were given.
-        written: those of the matrices that may be written; others keep their values, but are the copy of one of these
-            if they are the same memory.
+    ``written`` are the matrices that may be written; others keep their values, but are the copy of one of these if they
+    are the same memory.
     """
     copies: list[tuple[Any, Any]] = []
 

@@ -73,11 +73,7 @@ class Entry:
 
     @classmethod
     def read(cls, found: Any) -> Entry:
-        """Return the entry in a file's JSON. Local.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is not an entry.
-        """
+        """Return the entry in a file's JSON; ValueError, KeyError or TypeError if it is none. Local."""
         texts = [found[name] for name in ("machine", "key", "date")]
         sizes, seconds = found["sizes"], found["seconds"]
         whole = len(sizes) == 3 and all(type(n) is int and 0 <= n <= _LARGEST_SIZE for n in sizes)
@@ -116,13 +112,7 @@ class Measured:
         date: str,
         epilogue: str = "",
     ) -> Entry:
-        """Return a measurement as an entry. Local.
-
-        Args:
-            problem, options: what was measured.
-            seconds, date: see ``Entry``.
-            epilogue: the name of what follows the product, if anything does.
-        """
+        """Return a measurement as an entry; ``epilogue`` names what follows the product, if anything does. Local."""
         times = {name: max(_TIMES[0], each) for name, each in seconds.items()}
         return Entry(self.machine, self._key(problem, options, epilogue), _sizes(problem), times, date)
 
@@ -242,10 +232,7 @@ def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
 def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
     """Return the machine in words, the same on every rank: processors, links, ranks, nodes, libraries. Collective.
 
-    Args:
-        comm: the ranks.
-        mine: this rank's processor and what links it to others.
-        libraries: those of this rank.
+    ``mine`` is this rank's processor and what links it to others.
     """
     processors, loaded = (
         " and ".join(sorted(set(each)))
@@ -318,8 +305,7 @@ def _text(file: Path) -> str:
 def save(file: Path | None, new: list[Entry]) -> str:
     """Add measurements to a file, all or none of them, after waiting for other processes. Local.
 
-    Returns:
-        Why they could not be saved, or an empty string. A file that pblasmp has not written is never overwritten.
+    Return why they could not be saved, or an empty string. A file that pblasmp has not written is never overwritten.
     """
     if file is None:
         return "there is no home directory: set PBLASMP_TUNING to a file"

@@ -48,13 +48,8 @@ def measure_ranks(
 ) -> dict[str, Any]:
     """Return a table ``[[ranks]]`` of a machine's file for the ranks of one node. Collective over the ranks.
 
-    Everything is measured in rounds, and the median counts, as in the validation of predictions.
-
-    Args:
-        engine: the engine of the ranks.
-        comm: the ranks, all on one node.
-        call: a public call that hardly computes.
-        step: called with what is measured next.
+    Everything is measured in rounds, and the median counts, as in the validation of predictions. ``call`` is a public
+    call that hardly computes; ``step`` is told what is measured next.
     """
     rounds = [one_round(engine, comm, call, step) for _ in range(ROUNDS)]
     return {"ranks": comm.size, **{name: _usual([each[name] for each in rounds]) for name in rounds[0]}}
@@ -110,11 +105,8 @@ def measure_calls(
 ) -> dict[str, float]:
     """Return by kind of problem what a call takes besides what is predicted for it. Collective over the ranks.
 
-    Args:
-        engine, comm: as above.
-        table: the table so far.
-        calls: a problem of each kind that takes a GPU less than its host, and what computes it. The host's time counts,
-            but for factorizations.
+    Calls are a problem of each kind that takes a GPU less than its host, and what computes it. The host's time counts,
+    but for factorizations.
     """
     about = {"title": "", "measured": True, "engine": _kind(engine), "ranks_per_node": comm.size}
     machine = machine_from({**about, "ranks": [{**table, "call_seconds": 0.0}]}, "here")

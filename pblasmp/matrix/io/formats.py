@@ -79,15 +79,7 @@ class Target(Protocol):
 
 
 class RawFile:
-    """A C-ordered array in a file, read and written at explicit positions, without a memory map. Local.
-
-    Args:
-        path: the file.
-        offset: where the array begins, in bytes.
-        shape: rows and columns of the C-ordered array.
-        dtype: its element type.
-        write: open it for writing only, else for reading only.
-    """
+    """A C-ordered array in a file from ``offset`` bytes on, read or written in place, without a memory map. Local."""
 
     tile: tuple[int, int] = (1, 1)
 
@@ -107,11 +99,7 @@ class RawFile:
             yield data.data, self._offset + start * self._item.itemsize
 
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        """Return a part of the array. Local.
-
-        Raises:
-            ArgumentError: the file has become shorter.
-        """
+        """Return a part of the array; ArgumentError if the file has become shorter. Local."""
         out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self._item)
         for data, at in self._runs(rows, cols, out):
             done = 0
@@ -149,8 +137,7 @@ class RawFile:
 def parts_of(dataset: str) -> list[str]:
     """Return the names of the groups and of the dataset in a name such as "run1/A". Local.
 
-    Raises:
-        ArgumentError: it is not a name that HDF5 and Zarr can both have.
+    ArgumentError if it is not a name that HDF5 and Zarr can both have.
     """
     parts = dataset.strip("/").split("/")
     size = len(dataset.encode(errors="replace"))
@@ -180,10 +167,8 @@ def check_chunks(
 ) -> tuple[int, int]:
     """Return a chunk, not larger than the matrix. Local.
 
-    A few bytes can describe any number of chunks that were never written, or a chunk far larger than the matrix.
-
-    Raises:
-        ArgumentError: reading would take far more time or memory than the matrix is worth.
+    ArgumentError if reading would take far more time or memory than the matrix is worth: a few bytes can describe any
+    number of chunks that were never written, or a chunk far larger than the matrix.
     """
     nbytes = math.prod(chunk) * dtype.itemsize
     count = math.prod(-(-extent // max(1, part)) for extent, part in zip(shape, chunk, strict=True))
@@ -216,9 +201,7 @@ def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dty
     """Return the element type to load a file as: its own, or ``wanted`` if its numbers convert to it. Local.
 
     Files may hold bfloat16 and 8-bit floats as bytes without a type: they need ``dtype="bfloat16"`` or the like.
-
-    Raises:
-        ArgumentError: the numbers do not convert, or the file's type is not supported and ``wanted`` is None.
+    ArgumentError if the numbers do not convert, or the file's type is not supported and ``wanted`` is None.
     """
     native: np.dtype = found.newbyteorder("=")
     if wanted is not None:
@@ -276,9 +259,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """Return the header of an .npy file. Local.
 
-    Raises:
-        OSError: it cannot be opened.
-        ArgumentError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
+    OSError if it cannot be opened; ArgumentError if it is no .npy file, holds no matrix, or is shorter than its header
+    says.
     """
     with errors_naming(path):
         real = followed(path)
@@ -330,11 +312,7 @@ class NpyFile(RawFile):
 
 
 def create(path: Path, descriptor: MatrixDescriptor, order: MemoryOrder) -> int:
-    """Write the header of a matrix into an empty file, and reserve its space; return where the data begin. Local.
-
-    Raises:
-        OSError: it cannot be written, or the disk is full.
-    """
+    """Write the header of a matrix into an empty file, and reserve its space; return where the data begin. Local."""
     dtype = descriptor.dtype
     if is_foreign(dtype):
         dtype = np.dtype(f"V{dtype.itemsize}")

@@ -35,16 +35,9 @@ _SLACK = 1 << 16  # bytes for what HDF5 writes about a dataset
 
 
 class Hdf5Dataset:
-    """A dataset of an HDF5 file opened for reading. Local.
+    """A dataset of an HDF5 file opened for reading; without a name its only matrix. Local.
 
-    Args:
-        path: the file.
-        name: the dataset; None if the file has only one matrix.
-
-    Raises:
-        OSError: the file cannot be opened, or is not an HDF5 file.
-        ArgumentError: there is no such dataset, or it is not a matrix.
-        LibraryNotFoundError: there is no h5py.
+    OSError if the file cannot be opened, ArgumentError if there is no such matrix, LibraryNotFoundError without h5py.
     """
 
     order: MemoryOrder = "C"
@@ -210,9 +203,7 @@ def check_name(name: str | None) -> None:
 def begin(path: Path, old: Path) -> None:
     """Make an empty file a copy of ``old``, or an HDF5 file without datasets if there is no ``old``. Local.
 
-    Raises:
-        OSError: it cannot be written, or the disk is full.
-        ArgumentError: ``old`` is not an HDF5 file.
+    ArgumentError if ``old`` is not an HDF5 file.
     """
     h5py = _h5py()
     exists = old.exists()
@@ -230,11 +221,8 @@ def add(path: Path, name: str, descriptor: MatrixDescriptor) -> int:
     """Create a dataset for a matrix in a file that ``begin`` made; return where its data begin. Local.
 
     A dataset of that name is the same object afterwards if it has the matrix's shape and type and is not chunked.
-    Otherwise a new one gets its attributes, and takes its place under all its names.
-
-    Raises:
-        OSError: it cannot be written, or the disk is full.
-        ArgumentError: there is something else of that name, or the name leads out of the file.
+    Otherwise a new one gets its attributes, and takes its place under all its names. ArgumentError if there is
+    something else of that name, or the name leads out of the file.
     """
     h5py = _h5py()
     kind = h5py.h5t.py_create(stored_dtype(descriptor.dtype), logical=True)
@@ -276,8 +264,7 @@ def _offset(data: h5py.Dataset) -> int:
 def _replaced(file: h5py.File, name: str) -> h5py.Dataset | None:
     """Return the dataset that one of this name would replace.
 
-    Raises:
-        ArgumentError: it is something else, or its numbers are in other files.
+    ArgumentError if it is something else, or its numbers are in other files.
     """
     h5py = _h5py()
     group, missing = _place(file, name)
@@ -298,8 +285,7 @@ def _replaced(file: h5py.File, name: str) -> h5py.Dataset | None:
 def _place(file: h5py.File, name: str) -> tuple[h5py.Group, list[str]]:
     """Follow a name: return the innermost existing group, and what remains of the name.
 
-    Raises:
-        ArgumentError: the name leads through a dataset or into another file.
+    ArgumentError if the name leads through a dataset or into another file.
     """
     h5py = _h5py()
     group, links = file["/"], 0
@@ -382,11 +368,7 @@ def _unicode() -> Any:
 
 
 def _copy_attributes(name: str, old: h5py.Dataset, new: h5py.Dataset) -> None:
-    """Give a new dataset the attributes of an old one, with their types.
-
-    Raises:
-        ArgumentError: an attribute is of a type that h5py cannot copy.
-    """
+    """Give a new dataset the attributes of an old one, with their types; ArgumentError if h5py cannot copy one."""
     from h5py import h5, h5a, h5p, h5s
 
     in_order = old.id.get_create_plist().get_attr_creation_order() & h5p.CRT_ORDER_TRACKED

@@ -42,8 +42,7 @@ _FORMATS = {".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
 def format_of(path: Path) -> str:
     """Return "npy", "hdf5" or "zarr", by the end of the name. Local.
 
-    Raises:
-        ArgumentError: the name ends otherwise: other programs would take the file for something else.
+    ArgumentError if it ends otherwise: other programs would take the file for something else.
     """
     found = _FORMATS.get(path.suffix.lower())
     if found is None and path.is_dir():
@@ -82,12 +81,8 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
 class _TilesInTurn:
     """How the ranks divide up a matrix to read or write it: they take tiles in turn. Local.
 
-    A tile is a number of whole rows, or a part of a row if one row is longer than a tile.
-
-    Args:
-        descriptor: the matrix as it is stored, in C order.
-        unit: rows and columns that belong together; tiles are multiples.
-        nranks: how many ranks divide it up.
+    A tile is a number of whole rows, or a part of a row if one row is longer than a tile; a multiple of ``unit``, the
+    rows and columns that belong together.
     """
 
     def __init__(self, descriptor: MatrixDescriptor, unit: tuple[int, int], nranks: int) -> None:
@@ -166,16 +161,7 @@ def load(
     dtype: Any,
     progress: Progress | None,
 ) -> Matrix:
-    """Return the matrix of a file. Collective over the context; see ``Context.load``.
-
-    Args:
-        ctx: the context.
-        path: the file.
-        dataset: which of its matrices.
-        layout: how to distribute it: a descriptor, or keywords.
-        dtype: the element type to load it as, None for the file's or the descriptor's.
-        progress: called on the progress of this rank's part.
-    """
+    """Return the matrix of a file. Collective over the context; see ``Context.load``."""
     with ExitStack() as stack:
         with ctx.agreement("load") as facts:
             path = as_path(path)
@@ -219,15 +205,7 @@ def load(
 
 
 class OpenFile:
-    """An HDF5 file in which several matrices are saved, see ``Context.open_file``. Collective over the context.
-
-    Args:
-        ctx: the context.
-        path: the file.
-
-    Attributes:
-        path: the file.
-    """
+    """An HDF5 file in which several matrices are saved, see ``Context.open_file``. Collective over the context."""
 
     def __init__(self, ctx: Runtime[Any], path: str | os.PathLike[str]) -> None:
         self._context = ctx
@@ -307,11 +285,7 @@ class OpenFile:
             self.close()
 
     def close(self, why: str = "the file is closed") -> None:
-        """Drop the file if it has not got its name. Local.
-
-        Args:
-            why: what later saves say.
-        """
+        """Drop the file if it has not got its name; ``why`` is what later saves say. Local."""
         if self._state == "open":
             self._state = why
             self._context.release(self)

@@ -161,9 +161,8 @@ class Replacement:
     def commit(self) -> None:
         """Replace what is at ``path``. Local.
 
-        Raises:
-            ArgumentError: the old file, of which the new one keeps a part, has changed meanwhile.
-            OSError: it cannot be replaced, for example because there is a directory that was not there before.
+        ArgumentError if the old file, of which the new one keeps a part, has changed meanwhile; OSError if it cannot be
+        replaced, for example because there is a directory that was not there before.
         """
         if self._old is not None:
             _keep_access(self._number, self.path, self.target)

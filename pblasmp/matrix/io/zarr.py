@@ -80,8 +80,7 @@ class ZarrArray:
     def read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a part. Local.
 
-        Raises:
-            ArgumentError: a chunk is no file, so that reading it may have no end, or is far too large, or not readable.
+        ArgumentError if a chunk is no file, so that reading it may have no end, or is far too large, or not readable.
         """
         (high, wide), item = self._stored, self.dtype.itemsize
         for i in range(rows.start // high, -(-rows.stop // high)):
@@ -130,9 +129,7 @@ def _is_old() -> bool:
 def _open(where: Path, *, write: bool = False) -> Any:
     """Return a zarr array, once its metadata show that reading it runs no code.
 
-    Raises:
-        ArgumentError: they ask for a codec that is not known to be harmless, or for Python objects.
-        Exception: it is not an array.
+    ArgumentError if they ask for a codec that is not known to be harmless, or for Python objects.
     """
     zarr = _zarr()
     for name in _RESERVED:
@@ -293,11 +290,7 @@ class NewArray(Replacement):
         mark(data.attrs, d.dtype)
 
     def commit(self) -> None:
-        """Replace the array. Local.
-
-        Raises:
-            OSError, ArgumentError: it cannot be replaced, see ``Replacement.commit``.
-        """
+        """Replace the array, or raise as ``Replacement.commit``. Local."""
         _commit(super(), self.path, self.target, self._parts)
 
 

@@ -266,12 +266,15 @@ def test_panels_that_do_alike_are_counted_once(name, gpus, monkeypatch):
     """As much is counted as pair by pair, in steps that grow with the panels, not with their pairs."""
     calls = []
 
-    def counted(self, *args, **kwargs):
-        calls.append(args)
-        return count(self, *args, **kwargs)
+    def noting(kernel):
+        def noted(self, *args, **kwargs):
+            calls.append(args)
+            return kernel(self, *args, **kwargs)
 
-    count = DryOperations._count
-    monkeypatch.setattr(DryOperations, "_count", counted)
+        return noted
+
+    for kernel in ("gemm", "gemqrt"):
+        monkeypatch.setattr(DryOperations, kernel, noting(getattr(DryOperations, kernel)))
     problem = pb.FactorProblem.of(name, 20_000 if gpus else 3000, "2x2", 64)
     once, steps = traffic.traffic(problem, gpus=gpus), len(calls)
     monkeypatch.setattr(DryOperations, "repeat", lambda _, __, count, *args, **how: count(*args, **how))
