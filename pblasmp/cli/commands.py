@@ -7,6 +7,7 @@ import io
 import shlex
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from .options import FILE, DescriptorFile, algo, as_json, common, engine, exampl
 from .ranks import FailureError
 from .reports import describe, is_bad_input, warnings_to
 from .signals import reraise
-from .terminal import caution, complain, console, leading, plain, print_json
+from .terminal import StandardOutput, caution, complain, console, leading, plain, print_json, tell
 
 
 def run_command_line() -> NoReturn:
@@ -33,7 +34,7 @@ def run_command_line() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
+        raw = StandardOutput(sys.stdout.fileno(), "w", closefd=False)
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw), sys.stdout.encoding, "replace", line_buffering=True
         )
@@ -56,22 +57,6 @@ def _leave(message: str, status: int, details: str = "") -> NoReturn:
         click.echo(details.rstrip(), err=True)
     complain(message)
     sys.exit(status)
-
-
-class _StandardOutput(io.FileIO):
-    """Standard output: what follows a failed write goes nowhere. A reader may leave, as ``head`` does."""
-
-    _ended = False
-
-    def write(self, data: Any) -> int:
-        try:
-            if not self._ended:
-                return super().write(data)
-        except OSError as error:
-            self._ended = True
-            if not isinstance(error, BrokenPipeError):
-                raise OSError(error.errno, error.strerror, "standard output") from None
-        return memoryview(data).nbytes
 
 
 class _Command(click.Command):
@@ -191,8 +176,7 @@ def matmul(
         **given,
     )
     result = multiply(options, ranks)
-    if leading():
-        print_json(result) if as_json else print_result(options, result)
+    tell(result, as_json, partial(print_result, options))
     if not result.get("ok", True):
         raise FailureError("the product is wrong" + (", and not written" if options.output else ""))
 
@@ -244,8 +228,7 @@ def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, algo: 
     from .run import print_run, run_file
 
     result = run_file(file, ranks, max_ranks, engine, algo)
-    if leading():
-        print_json(result) if as_json else print_run(result)
+    tell(result, as_json, print_run)
     if result["wrong"]:
         raise FailureError("the result is wrong")
 
@@ -263,8 +246,7 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
     from .descriptor_files import check_files, print_checked
 
     checked = check_files(files)
-    if leading():
-        print_json(checked) if as_json else print_checked(checked)
+    tell(checked, as_json, print_checked)
     if bad := sum(not one["legal"] for one in checked):
         of = f"{bad} of {len(files)} files" if len(files) > 1 else plain(checked[0]["file"])
         raise LayoutError(f"{of} {'is' if bad == 1 else 'are'} not legal")
@@ -314,7 +296,7 @@ def list_problems(as_json: bool) -> None:
     from .descriptor_files import print_list, shipped
 
     problems = shipped()
-    print_json(problems) if as_json else print_list(problems)
+    tell(problems, as_json, print_list)
 
 
 @cli.command(
@@ -361,8 +343,7 @@ def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bo
         raise click.UsageError("--sizes determines the shapes: leave --shape out")
     options = BenchOptions(products=tuple(dict.fromkeys(products)) or tuple(FORMS), **given)
     result = run_bench(options, ranks)
-    if leading():
-        print_json(result) if as_json else print_bench(result, rate=rate)
+    tell(result, as_json, partial(print_bench, rate=rate))
     if not all(row["good"] for rows in result["sections"].values() for row in rows):
         raise FailureError("a product is wrong")
 
@@ -402,8 +383,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
     if given["model"] is not None and given["shapes"]:
         raise click.UsageError("--model determines the shapes: leave --shape out")
     result = run_tune(TuneOptions(**given), ranks)
-    if leading():
-        print_json(result) if as_json else print_tuned(result)
+    tell(result, as_json, print_tuned)
 
 
 @cli.command(
@@ -499,8 +479,7 @@ def doctor(ranks: int | None, machine: str | None, runs: int | None, engine: Any
     from .doctor import diagnose, print_diagnosis, print_seats
 
     found = diagnose(ranks, engine, machine, runs, (lambda _: None) if as_json else print_seats)
-    if leading():
-        print_json(found) if as_json else print_diagnosis(found)
+    tell(found, as_json, print_diagnosis)
     if found["faults"]:
         raise FailureError("something does not work here")
 

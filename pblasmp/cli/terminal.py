@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,29 @@ def caution(message: str) -> None:
 def plain(text: object) -> str:
     """Return a text with control characters except line feeds escaped: it may come from a stranger's file. Local."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
+
+
+class StandardOutput(io.FileIO):
+    """Standard output: what follows a failed write goes nowhere. A reader may leave, as ``head`` does."""
+
+    _ended = False
+
+    def write(self, data: Any) -> int:
+        """Write, unless a write has failed before. Local."""
+        try:
+            if not self._ended:
+                return super().write(data)
+        except OSError as error:
+            self._ended = True
+            if not isinstance(error, BrokenPipeError):
+                raise OSError(error.errno, error.strerror, "standard output") from None
+        return memoryview(data).nbytes
+
+
+def tell(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """Print a result as JSON, or as text by ``show``, from the process that prints for all. Local."""
+    if leading():
+        print_json(result) if as_json else show(result)
 
 
 def print_json(value: Any) -> None:
