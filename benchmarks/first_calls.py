@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the first calls of a process take on GPUs: ``mpirun -n 2 python benchmarks/first_calls.py``.
 
-Nothing that was compiled before is there: folders for compiled kernels, CuPy's and the driver's, are empty. The times
-of a call that is repeated, and what NVRTC takes of the first one, for kernels of this package, are the slowest rank's.
+Nothing that was compiled before is there: folders for compiled kernels, CuPy's and the driver's, are empty. The slowest
+rank's times count: of the first call, of the next one, and what NVRTC takes of the first one, for kernels of this
+package and for CuPy's.
 
-``--record FILE`` adds the kernels that were compiled, but for the one kernel, to a list of them.
+``--compile`` leaves aside the machine code that wheels bring.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
-import re
+import pkgutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,38 +35,36 @@ Call = tuple[str, Callable[[], Any]]
 
 
 class Nvrtc:
-    """What is compiled, and how long that takes.
+    """A function that compiles.
 
     Attributes:
-        seconds: in all.
-        texts: what was compiled, in order.
+        seconds: that it has taken.
     """
 
-    def __init__(self) -> None:
-        from pblasmp.engines.gpu.kernels import compiler
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self.seconds, self._compiled = 0.0, compiled
 
-        self.seconds, self.texts, self._compiled = 0.0, [], compiler.compiled
-
-    def __call__(self, text: str, target: str) -> bytes:
+    def __call__(self, *arguments: Any, **how: Any) -> Any:
         began = time.perf_counter()
-        code = self._compiled(text, target)
-        self.seconds += time.perf_counter() - began
-        self.texts.append(text)
-        return code
+        try:
+            return self._compiled(*arguments, **how)
+        finally:
+            self.seconds += time.perf_counter() - began
 
-    def kernels(self) -> set[str]:
-        """Return a line for each text but the one kernel's: its file and its macros."""
-        from pblasmp.engines.gpu.kernels import compiler
 
-        folder = Path(compiler.__file__).parent
-        files = {compiler.cuda(path.name): path.name for path in folder.glob("*.cu")}
-        lines = set()
-        for text in self.texts:
-            head = re.match(r"(#define .*\n)*", text)[0]
-            name = files[text[len(head) :]]
-            macros = (line.split(" ", 2)[1:] for line in head.splitlines())
-            lines.add(" ".join([name, *(f"{macro}={value}" for macro, value in macros)]))
-        return {line for line in lines if not line.startswith("one_kernel.cu")}
+@contextmanager
+def watched(*, compile_all: bool) -> Iterator[dict[str, Nvrtc]]:
+    """Watch what is compiled in the block, for this package and, if it is there, for CuPy."""
+    functions = {"NVRTC": "pblasmp.engines.gpu.kernels.compiler.compiled"}
+    if importlib.util.find_spec("cupy") is not None:
+        functions["NVRTC for CuPy"] = "cupy.cuda.compiler.compile_using_nvrtc"
+    with ExitStack() as stack:
+        if compile_all:
+            stack.enter_context(mock.patch("pblasmp.engines.gpu.kernels.compiler.SHIPPED", Path()))
+        found = {name: Nvrtc(pkgutil.resolve_name(function)) for name, function in functions.items()}
+        for name, nvrtc in found.items():
+            stack.enter_context(mock.patch(functions[name], nvrtc))
+        yield found
 
 
 def calls(ctx: Any, n: int, dtype: str, shape: tuple[int, int, int]) -> Iterator[Call]:
@@ -104,7 +105,7 @@ def planned(*arguments: Any, **how: Any) -> Any:
     return pb.plan(*arguments, **how)()
 
 
-def measure(ctx: Any, nvrtc: Nvrtc, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(ctx: Any, compilers: dict[str, Nvrtc], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row of each call, and print it. Collective."""
     rows = []
 
@@ -117,11 +118,11 @@ def measure(ctx: Any, nvrtc: Nvrtc, options: argparse.Namespace) -> list[dict[st
 
     for dtype in options.types:
         for name, call in calls(ctx, options.n, dtype, options.shape):
-            before = nvrtc.seconds
+            before = {which: nvrtc.seconds for which, nvrtc in compilers.items()}
             seconds = {"first": [timed(call)], "again": [timed(call)]}
-            compiling = max(ctx.comm.allgather(nvrtc.seconds - before))
-            if compiling:
-                seconds["NVRTC"] = [compiling]
+            for which, nvrtc in compilers.items():
+                if compiling := max(ctx.comm.allgather(nvrtc.seconds - before[which])):
+                    seconds[which] = [compiling]
             rows.append({"case": {"call": name}, "seconds": seconds})
             if ctx.rank == 0:
                 print(name, *(f"{which} {found[0]:.2f}" for which, found in seconds.items()), flush=True)
@@ -138,7 +139,7 @@ def main() -> None:
         "--shape", nargs=3, type=int, default=[4096, 1792, 4096], metavar=("T", "N", "K"),
         help="tokens, outputs and inputs of tensor-parallel products",
     )  # fmt: skip
-    parser.add_argument("--record", type=Path, metavar="FILE", help="add what was compiled to this list")
+    parser.add_argument("--compile", action="store_true", help="take no machine code that has come along")
     results.add_option(parser)
     options = parser.parse_args()
 
@@ -149,24 +150,20 @@ def main() -> None:
         os.environ |= {"CUPY_CACHE_DIR": empty, "CUDA_CACHE_PATH": empty}
         import pblasmp as pb
 
-        nvrtc = Nvrtc()
-        with mock.patch("pblasmp.engines.gpu.kernels.compiler.compiled", nvrtc), pb.Context() as ctx:
+        with watched(compile_all=options.compile) as compilers, pb.Context() as ctx:
             ctx.engine.synchronize()
             context = max(comm.allgather(time.perf_counter() - start))
             if ctx.rank == 0:
                 print(f"imports and context {context:.2f}", flush=True)
-            found = measure(ctx, nvrtc, options)
+            found = measure(ctx, compilers, options)
             rows = [{"case": {"call": "imports and context"}, "seconds": {"first": [context]}}, *found]
-            lines = set().union(*comm.allgather(nvrtc.kernels()))
-            if ctx.rank == 0 and options.record is not None:
-                kept = options.record.read_text().splitlines() if options.record.exists() else []
-                options.record.write_text("".join(f"{line}\n" for line in sorted({*kept, *lines})))
             directory = results.directory_of(options)
             if ctx.rank == 0 and directory is not None:
                 gpus = 0 if ctx.engine.device is None else ctx.size
                 run = results.Run(
-                    benchmark="first_calls", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
-                    gpus=gpus, **results.facts(ctx), options=results.options_of(options), reference="",
+                    benchmark=f"first_calls{'-compiled' * options.compile}", date=results.today(),
+                    commit=results.this_commit(), ranks=ctx.size, gpus=gpus, **results.facts(ctx),
+                    options=results.options_of(options), reference="",
                     sample="one call, of the slowest rank", rows=rows,
                 )  # fmt: skip
                 results.save(run, directory)

@@ -83,6 +83,8 @@ TITLES = {
     "gpu_matmul-matmul_allreduce": "GEMM + AllReduce in the layout of the scheme",
     "gpu_matmul-host": "Host time per call",
     "gpu_host": "Host time of many small calls",
+    "first_calls": "First calls of a process, with the machine code of wheels",
+    "first_calls-compiled": "First calls of a process that compiles",
     "gpu_matmul-nvmath": "Compared with nvmath-python: ",
 }
 
@@ -803,6 +805,28 @@ def rounding_sums() -> str:
         "largest error / largest element",
     ]
     return table(head, rows, 2) + f"\n{source(run)}\n"
+
+
+def first_calls() -> str:
+    """Return the table of the first minute in docs/internals/gpu.md: in seconds."""
+    runs = [results.runs().get(f"first_calls{how}-2-gpus") for how in ("", "-compiled")]
+    if None in runs:
+        return NO_RUN
+    shipped, compiled = runs
+    found = {row["case"]["call"]: row for row in compiled.rows}
+
+    def seconds(row: Mapping[str, Any], which: str) -> str:
+        time = middle(row, which)
+        return "" if time is None else f"{time:.2f}"
+
+    columns = ("first", "NVRTC", "NVRTC for CuPy", "again")
+    rows = [
+        [name, seconds(row, "first"), *(seconds(found[name], which) for which in columns)]
+        for row in shipped.rows
+        if (name := row["case"]["call"]) in found
+    ]
+    head = ["", "first, from a wheel", "first, compiled", *columns[1:]]
+    return table(head, rows, 5) + "".join(f"\n{source(run)}\n" for run in runs)
 
 
 def one_kernel() -> str:

@@ -421,7 +421,7 @@ def write_all(directory: Path) -> None:
         figures.eigenvalues, figures.eigenvalues_on_gpus, figures.whole_problems, figures.refined_solves,
         figures.rounding_blocks, figures.rounding_sums, figures.one_kernel, figures.one_kernel_in_8_bits,
         figures.one_kernel_by_mma, figures.algorithms_by_machine, figures.gathered_rates, figures.barrier,
-        figures.all_results, figures.gpu_runs, figures.predictions, figures.support,
+        figures.first_calls, figures.all_results, figures.gpu_runs, figures.predictions, figures.support,
     ):  # fmt: skip
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     readers = figures.readers().replace("](docs/", "](")

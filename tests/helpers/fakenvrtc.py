@@ -6,21 +6,25 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pblasmp.engines.gpu.kernels import compiler
 from pblasmp.engines.gpu.kernels.compiler import loaded
 from tests.helpers.hardware import SHARED_MEMORY, why_no_room
 
 
 class FakeNvrtc:
-    """NVRTC and the driver. Kernels that other tests have loaded are forgotten.
+    """NVRTC and the driver. Kernels that other tests have loaded are forgotten, and none have come along.
 
     Attributes:
         capability: of the GPUs, as two digits.
         known: the capabilities for which NVRTC compiles.
         version: NVRTC's.
+        driver_version: the newest CUDA that the driver has.
+        refused: machine code that the driver does not take.
         error: what NVRTC says of a text; "": it takes it.
         targets: what each text was compiled for, in order.
         modules: what was loaded, in order.
@@ -30,7 +34,9 @@ class FakeNvrtc:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         loaded.cache_clear()
+        patch.setattr(compiler, "SHIPPED", Path("/none"))
         self.capability, self.known, self.version, self.error = 90, [80, 90], (13, 0), ""
+        self.driver_version, self.refused = 13000, b""
         self.targets: list[str] = []
         self.modules: list[bytes] = []
         self.rooms: list[int] = []
@@ -43,7 +49,8 @@ class FakeNvrtc:
             cuDeviceGetAttribute=lambda which, device: (
                 0, self.capability // 10 if which == 75 else self.capability % 10,
             ),
-            cuModuleLoadData=lambda code: (0, self.modules.append(code) or len(self.modules)),
+            cuDriverGetVersion=lambda: (0, self.driver_version),
+            cuModuleLoadData=self._load,
             cuModuleGetFunction=lambda module, name: (0, 0x100 + module),
             cuFuncSetAttribute=self._make_room,
         )  # fmt: skip
@@ -62,6 +69,12 @@ class FakeNvrtc:
         )
         patch.setitem(sys.modules, "cuda", SimpleNamespace())
         patch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=self.driver, nvrtc=nvrtc))
+
+    def _load(self, code: bytes) -> tuple[object, int | None]:
+        if code == self.refused:
+            return SimpleNamespace(name="CUDA_ERROR_INVALID_IMAGE"), None
+        self.modules.append(code)
+        return 0, len(self.modules)
 
     def _make_room(self, function: int, attribute: int, nbytes: int) -> tuple[int]:
         """Let a kernel ask for as much shared memory as the GPU has: CUDA_ERROR_INVALID_VALUE for more."""

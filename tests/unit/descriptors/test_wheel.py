@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel carries the descriptor files that users take, no test data, and finds them there."""
+"""The wheel carries the descriptor files that users take, which it finds there, and machine code; no test data."""
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,10 +15,20 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_wheel_contains_and_finds_the_descriptors(tmp_path):
+    """And what ``.ci/kernels.py`` has compiled, which git ignores."""
+    tree = tmp_path / "tree"
+    for folder in ("pblasmp", "descriptors"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__", "shipped"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree)
+    shipped = tree / "pblasmp/engines/gpu/kernels/shipped/sm_90.zip"
+    shipped.parent.mkdir()
+    shipped.write_bytes(b"machine code")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(str(shipped.relative_to(tree))) == b"machine code"
         names = {name for name in archive.namelist() if name.startswith("pblasmp/descriptors/")}
         archive.extractall(tmp_path / "site")
     there = {

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from pblasmp.engines.gpu.kernels.compiler import loaded
+from pblasmp.engines.gpu.kernels import compiler
+from pblasmp.engines.gpu.kernels.compiler import loaded, ship
 from pblasmp.errors import StatusError
 from tests.helpers.fakenvrtc import FakeNvrtc
 
@@ -44,6 +46,53 @@ def test_a_text_is_compiled_once_on_a_machine(nvrtc, monkeypatch):
         loaded.cache_clear()
         loaded(0, "text", "kernel")
     assert len(nvrtc.targets) == 5
+
+
+@pytest.fixture
+def shipped(nvrtc: FakeNvrtc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Machine code of a text for two targets, compiled by CUDA 13."""
+    monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
+    ship({"other": b"of another", "text": b"that came along"}, "sm_90", tmp_path)
+    return ship({"text": b"of Hopper's own"}, "sm_90a", tmp_path)
+
+
+def test_what_came_along_is_not_compiled(nvrtc, shipped, monkeypatch):
+    """Nor is NVRTC asked anything, which takes as long as a small kernel."""
+    monkeypatch.delattr(sys.modules["cuda.bindings"], "nvrtc")
+    loaded(0, "text", "kernel")
+    loaded(0, "text", "kernel", 0, "sm_90a")
+    assert nvrtc.modules == [b"that came along", b"of Hopper's own"]
+    assert not (shipped.parent / "kernels").exists()
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("the text has changed", {}),
+        ("another GPU", {"capability": 80}),
+        ("a driver of CUDA 12", {"driver_version": 12090}),
+        ("the driver does not take it", {"refused": b"that came along"}),
+        ("no archive", {}),
+    ],
+)
+def test_what_does_not_fit_is_compiled(nvrtc, shipped, why, change):
+    vars(nvrtc).update(change)
+    if why == "no archive":
+        shipped.with_name("sm_90.zip").write_bytes(b"broken off")
+    loaded(0, "text;" if why == "the text has changed" else "text", "kernel")
+    assert nvrtc.targets == [f"sm_{nvrtc.capability}"]
+    assert nvrtc.modules != [b"that came along"]
+
+
+def test_what_was_compiled_by_the_driver_s_cuda_or_an_older_one_is_taken(nvrtc, shipped):
+    """A minor version does not matter: that of NVRTC may be newer."""
+    nvrtc.version = (13, 5)
+    ship({"text": b"by CUDA 13.5"}, "sm_90", shipped.parent)
+    loaded(0, "text", "kernel")
+    nvrtc.driver_version = 14000
+    loaded.cache_clear()
+    loaded(0, "text", "kernel")
+    assert nvrtc.modules == [b"by CUDA 13.5"] * 2
 
 
 def test_files_that_others_may_write_are_not_loaded(nvrtc, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA kernels: compiled by NVRTC when they are first needed, kept on disk, queued with little work of the host.
+"""CUDA kernels: machine code of a wheel, or compiled by NVRTC and kept on disk, queued with little work of the host.
 
 Addresses may be stand-ins for real ones, so that work is prepared once and then placed wherever operands are. A
 stand-in has the number of some memory in its highest byte, which no real address uses, and is as far behind the
@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -45,6 +46,10 @@ def stood_for(values: Iterable[tuple[int, Any]]) -> list[tuple[int, int, int]]:
 
 _ARGUMENT = 8  # bytes: each argument that the driver reads begins at a multiple
 _BEGINNING = 64  # bytes, of the first argument: descriptors of TMA begin at a multiple
+_OPTIONS = ("-std=c++17",)  # of NVRTC
+
+SHIPPED = Path(__file__).with_name("shipped")
+"""Machine code in wheels: for each target an archive, whose comment is the version of NVRTC that compiled it."""
 
 Grid = tuple[int, int]
 
@@ -62,6 +67,11 @@ def cuda(name: str) -> str:
         return re.sub(r'^#include "(.*)"\n', lambda found: text(found[1]), read, flags=re.MULTILINE)
 
     return text(name)
+
+
+def with_macros(code: str, macros: Mapping[str, Any]) -> str:
+    """Return a text in CUDA C++ with these macros before it. Local."""
+    return "\n".join([*(f"#define {macro} {value}" for macro, value in macros.items()), code])
 
 
 class CompiledKernels:
@@ -86,11 +96,10 @@ class CompiledKernels:
         key = (name, *macros.items())
         found = self._kernels.get(key)
         if found is None:
-            text = "\n".join([*(f"#define {macro} {value}" for macro, value in macros.items()), code])
             runtime = self._cupy.cuda.runtime
             device = runtime.getDevice()
             runtime.setDevice(device)  # a thread that has not used the GPU yet has no context for the driver
-            function = loaded(device, text, name, room)
+            function = loaded(device, with_macros(code, macros), name, room)
             found = self._kernels[key] = Kernel(function, parameters, meets=meets)
         return found
 
@@ -198,8 +207,12 @@ def loaded(device: int, text: str, name: str, room: int = 0, target: str = "") -
     """
     from cuda.bindings import driver
 
-    status, module = driver.cuModuleLoadData(_machine_code(text, target or _target(device)))
-    check_driver((status,))
+    capability = _capability(device)
+    code = _shipped(text, target or f"sm_{capability}")
+    status, module = (1, None) if code is None else driver.cuModuleLoadData(code)
+    if status:
+        status, module = driver.cuModuleLoadData(_machine_code(text, target or _target(capability)))
+        check_driver((status,))
     status, function = driver.cuModuleGetFunction(module, name.encode())
     check_driver((status,))
     if room:
@@ -208,33 +221,71 @@ def loaded(device: int, text: str, name: str, room: int = 0, target: str = "") -
     return int(function)
 
 
-def _target(device: int) -> str:
-    """Return what a GPU's kernels are compiled for: if NVRTC does not know the GPU yet, the driver finishes them."""
-    from cuda.bindings import driver, nvrtc
+def _capability(device: int) -> int:
+    """Return a GPU's compute capability, 90 for 9.0."""
+    from cuda.bindings import driver
 
     kinds = driver.CUdevice_attribute
     status, major = driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
     check_driver((status,))
     status, minor = driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
     check_driver((status,))
+    return 10 * int(major) + int(minor)
+
+
+def _target(capability: int) -> str:
+    """Return what kernels are compiled for: if NVRTC does not know the GPU yet, the driver finishes them."""
+    from cuda.bindings import nvrtc
+
     status, known = nvrtc.nvrtcGetSupportedArchs()
     _check_nvrtc(status)
-    capability = 10 * major + minor
     if capability in known:
         return f"sm_{capability}"
     return f"compute_{max(each for each in known if each < capability)}"
 
 
+def _shipped(text: str, target: str) -> bytes | None:
+    """Return the machine code of a text that came along; None if none did, or if the driver is too old for it."""
+    from cuda.bindings import driver
+
+    with (
+        suppress(OSError, KeyError, zipfile.BadZipFile),
+        zipfile.ZipFile(SHIPPED / f"{target}.zip") as archive,
+    ):
+        status, version = driver.cuDriverGetVersion()
+        check_driver((status,))
+        major, _ = archive.comment.split(b".")
+        if version // 1000 >= int(major):
+            return archive.read(_name_of(text))
+    return None
+
+
+def ship(codes: Mapping[str, bytes], target: str, folder: Path) -> Path:
+    """Write machine code of texts into a folder as the file that wheels bring, and return its path. Local.
+
+    Args:
+        codes: by text, what ``compiled`` has returned.
+        target: what they were compiled for.
+        folder: where the file goes.
+    """
+    file = folder / f"{target}.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = "{}.{}".format(*_nvrtc_version()).encode()
+        for name, code in sorted((_name_of(text), code) for text, code in codes.items()):
+            archive.writestr(zipfile.ZipInfo(name), code, zipfile.ZIP_DEFLATED)
+    return file
+
+
+def _name_of(text: str) -> str:
+    return hashlib.sha256(f"{_OPTIONS}\n{text}".encode()).hexdigest()
+
+
 def _machine_code(text: str, target: str) -> bytes:
     """Return what a text is compiled to, from the user's files if it was compiled before."""
-    from cuda.bindings import nvrtc
-
-    status, *version = nvrtc.nvrtcVersion()
-    _check_nvrtc(status)
     folder = kernel_folder()
     if folder is None:
         return compiled(text, target)
-    told = hashlib.sha256(f"{version} {target}\n{text}".encode()).hexdigest()
+    told = hashlib.sha256(f"{_nvrtc_version()} {target}\n{text}".encode()).hexdigest()
     file = folder / f"pblasmp-{told}.cubin"
     with suppress(OSError, ArgumentError), open_trusted(file) as opened:
         return opened.read()
@@ -267,7 +318,7 @@ def compiled(text: str, target: str) -> bytes:
 
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"pblasmp.cu", 0, [], [])
     _check_nvrtc(status)
-    options = [f"--gpu-architecture={target}".encode(), b"-std=c++17"]
+    options = [each.encode() for each in (f"--gpu-architecture={target}", *_OPTIONS)]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if failed:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
@@ -281,6 +332,14 @@ def compiled(text: str, target: str) -> bytes:
     _check_nvrtc(*getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
     _check_nvrtc(*nvrtc.nvrtcDestroyProgram(program))
     return bytes(code)
+
+
+def _nvrtc_version() -> list[int]:
+    from cuda.bindings import nvrtc
+
+    status, *version = nvrtc.nvrtcVersion()
+    _check_nvrtc(status)
+    return version
 
 
 def _check_nvrtc(status: Any) -> None:

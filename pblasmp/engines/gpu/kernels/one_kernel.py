@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import gcd, prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, is_float8
-from .compiler import Kernel, check_driver, loaded
+from .compiler import Kernel, check_driver, cuda, loaded, with_macros
 from .views import View
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
@@ -406,8 +405,7 @@ def source(form: str, types: Types, ranks: int, tiles: Tiling) -> str:
         "JOB_BYTES": job_bytes(ranks), "MMA_TYPE": f'"{_WGMMA[types.x.name]}"',
         "WGMMA(d, a, b, adds)": _wgmma(types, at_once),
     }  # fmt: skip
-    lines = [f"#define {name} {value}" for name, value in macros.items()]
-    return "\n".join([*lines, Path(__file__).with_suffix(".cu").read_text()])
+    return with_macros(cuda("one_kernel.cu"), macros)
 
 
 def job_bytes(ranks: int) -> int:
