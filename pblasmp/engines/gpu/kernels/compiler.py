@@ -337,9 +337,9 @@ def compiled(text: str, target: str) -> bytes:
 def _nvrtc_version() -> list[int]:
     from cuda.bindings import nvrtc
 
-    status, *version = nvrtc.nvrtcVersion()
+    status, major, minor = nvrtc.nvrtcVersion()
     _check_nvrtc(status)
-    return version
+    return [int(major), int(minor)]
 
 
 def _check_nvrtc(status: Any) -> None:
