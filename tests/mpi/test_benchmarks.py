@@ -199,6 +199,18 @@ def test_host_times_of_calls(tmp_path):
     assert kinds == {"matmul": both, "trsm": both, "syrk": both, "geadd": both, "view": {"new"}}
 
 
+def test_first_calls(tmp_path):
+    """On CPU ranks nothing is compiled."""
+    tiny = ("-n=60", "--types", "float64", "complex64", "--shape", "32", "16", "32")
+    text = printed("benchmarks/first_calls.py", *tiny, f"--results={tmp_path}", ranks=2)
+    assert "LU factorization, complex64 first" in text
+    (run,) = runs(tmp_path).values()
+    first, *rows = run.rows
+    assert first["case"] == {"call": "imports and context"}
+    assert len(rows) == 2 * 8 + 3
+    assert all(set(row["seconds"]) == {"first", "again"} for row in rows)
+
+
 TINY = ("--layers=2", "--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
 
 WRONG = """
