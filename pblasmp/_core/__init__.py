@@ -201,6 +201,7 @@ class Core(NamedTuple):
     arguments_learn: Callable[..., int]
     arguments_start: Callable[..., int]  # these two let others run once they have read
     asked_start: Callable[..., int]
+    asked_look: Callable[..., int]
     part_copy: Callable[..., int]
     # Those that wait let other threads of Python run.
     board_meet: Callable[..., int]

@@ -227,7 +227,7 @@ static int handle_in(const arguments *r, const matrix_form *at, int64_t *rows, i
     whole = whole == py.none ? x : whole;
     if (at->written) {
         const array_fields *array = array_in(slot_in(whole, h->array));
-        REQUIRE(array != NULL && array->flags & WRITEABLE);
+        REQUIRE(array == NULL || array->flags & WRITEABLE); /* those of GPUs always are */
     }
     object held = slot_in(whole, h->held);
     if (!is_a(held, h->type) || held_part(held, r->held, slot_in(x, h->at), 0, p) == UNKNOWN)
@@ -282,7 +282,7 @@ static int read(arguments *r)
         if (k == f->passes[0] && f->beside >= 0)
             REQUIRE(beside_in(r, &parts[k], known->rows) == OK);
     }
-    int is_real = letter == S || letter == D;
+    int is_real = letter != C && letter != Z;
     c->alpha[0] = 1, c->beta[0] = f->no_beta, c->alpha[1] = c->beta[1] = 0;
     if (f->alpha >= 0)
         REQUIRE(scalar_in(given(r, f->alpha), is_real || f->real_alpha, c->alpha) == OK);
@@ -314,7 +314,7 @@ static int start(call *c)
     return found;
 }
 
-int asked_start(arguments *r, int routine, int count)
+static int read_asked(arguments *r, int64_t routine, int64_t count)
 {
     call *c = r->call;
     part *parts[] = {&c->a, &c->b, &c->c, &c->d, &c->beside};
@@ -333,8 +333,13 @@ int asked_start(arguments *r, int routine, int count)
         REQUIRE(is_a(x, py.text)); /* or what only says that it is equal to one */
         *words[k] = *text_of(x);
     }
-    REQUIRE(scalar_in(given(r, 12), 0, c->alpha) == OK && scalar_in(given(r, 13), 0, c->beta) == OK);
-    return start(c);
+    return scalar_in(given(r, 12), 0, c->alpha) == OK ? scalar_in(given(r, 13), 0, c->beta) : UNFIT;
+}
+
+int asked_start(arguments *r, int routine, int count)
+{
+    int found = read_asked(r, routine, count);
+    return found == OK ? start(r->call) : found;
 }
 
 int arguments_start(arguments *r)
@@ -348,4 +353,46 @@ int arguments_start(arguments *r)
         r->start = (c->a.transposed ? c->a.j : c->a.i) + 1;
     }
     return start(c);
+}
+
+/* Where this rank has its part of an operand, and how that is dealt out. */
+static void look_at(look *l, int k, const part *p)
+{
+    const matrix *of = p->of;
+    span rows = span_of(&of->rows, p->i, p->m), cols = span_of(&of->cols, p->j, p->n);
+    int64_t down = places_of(&of->rows, p->i, p->m).first, right = places_of(&of->cols, p->j, p->n).first;
+    int64_t offset = (of->by_columns ? down + right * of->ld : down * of->ld + right) * of->item;
+    int64_t beyond = (of->address + offset) % ALIGNED;
+    l->offsets[k] = offset, l->bases[k] = of->address + offset - beyond;
+    const int64_t words[OPERAND] = { /* the digest tells the blocks and the grid */
+        (int64_t)of->digest, of->ld, rows.extent, rows.source, rows.lead, cols.extent, cols.source, cols.lead,
+        p->transposed, beyond,
+    };
+    memcpy(l->pattern + PATTERN - (4 - k) * OPERAND, words, sizeof words);
+}
+
+int asked_look(look *l)
+{
+    call c;
+    arguments r = {.call = &c, .form = l->form, .given = l->given, .held = l->held};
+    int found = l->form == NULL ? read_asked(&r, l->routine, 0) : read(&r);
+    if (found != OK)
+        return found;
+    const part *parts[] = {&c.a, &c.b, &c.c, &c.d};
+    REQUIRE(apart_but(&c, c.routine == TRSM || c.routine == TRMM ? &c.b : &c.c));
+    memset(l->offsets, 0, sizeof *l - offsetof(look, offsets));
+    for (int k = 0; k < 4; k++) {
+        int same = k < 3 && parts[k]->of != NULL && same_elements(parts[k], &c.d);
+        l->offsets[k] = -1;
+        if (same)
+            l->pattern[PATTERN - (4 - k) * OPERAND] = 1;
+        else if (parts[k]->of != NULL)
+            look_at(l, k, parts[k]);
+    }
+    const char words[8] = {c.side, c.uplo, c.op_a, c.op_b, c.diag, (char)c.is_new};
+    l->pattern[0] = c.routine;
+    memcpy(l->pattern + 1, words, sizeof words);
+    memcpy(l->pattern + 2, c.alpha, sizeof c.alpha), memcpy(l->pattern + 4, c.beta, sizeof c.beta);
+    l->number = number_of(&c);
+    return OK;
 }

@@ -91,6 +91,20 @@ typedef struct {
     int64_t in_column, start;
 } arguments;
 
+/* What a GPU queues a call by. ``pattern`` is the same for calls whose operands are dealt out alike, and only lie elsewhere;
+ * with ``bases`` it tells this rank's calls apart. See engines/gpu/direct/gpu_direct.py. */
+enum { ALIGNED = 16, OPERAND = 10, PATTERN = 6 + 4 * OPERAND };
+
+typedef struct {
+    const form *form;    /* of ``given``; NULL: that is an ``Asked`` of this routine */
+    object given;
+    int64_t held, routine;
+    int64_t number;      /* on which the ranks vote */
+    int64_t offsets[4];  /* of A to D in their matrices, in bytes; -1: absent, or the same as D */
+    int64_t bases[4];    /* where they begin, aligned; 0: likewise */
+    int64_t pattern[PATTERN];
+} look;
+
 void arguments_know(const python *p);
 /* Remember the array and the descriptor that are given. */
 void arguments_learn(arguments *r, const matrix *held, int64_t rows, int64_t cols);
@@ -98,5 +112,7 @@ void arguments_learn(arguments *r, const matrix *held, int64_t rows, int64_t col
 int arguments_start(arguments *r);
 /* The same of an ``Asked``. UNKNOWN: a ``Held`` has no address in the core yet. */
 int asked_start(arguments *r, int routine, int count);
+/* Read a call for a GPU, which is not started. Returns OK, UNFIT or UNKNOWN. */
+int asked_look(look *l);
 
 #endif

@@ -608,7 +608,7 @@ static uint64_t mixed_part(uint64_t h, const part *p)
     return mixed(mixed(mixed(mixed(h, (uint64_t)p->i), (uint64_t)p->j), (uint64_t)p->m), (uint64_t)p->n);
 }
 
-static int64_t number_of(const call *c)
+int64_t number_of(const call *c)
 {
     uint64_t h = mixed(mixed((uint64_t)c->name, (uint64_t)c->routine), (uint64_t)c->is_new);
     const char options[] = {c->side, c->uplo, c->op_a, c->op_b, c->diag};

@@ -235,6 +235,8 @@ size_t call_size(void);
 int call_start(call *c);
 int call_go_on(call *c);
 
+int64_t number_of(const call *c); /* on which the ranks vote */
+
 /* A number of a number and a word: different words give different ones. And of the pivots, or factors of reflectors. */
 uint64_t mixed(uint64_t h, uint64_t word);
 uint64_t mixed_beside(const call *c, uint64_t h);

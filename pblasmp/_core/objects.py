@@ -21,6 +21,8 @@ SIZES = MATRICES = 4
 NO_HANDLES = (0,) * 7
 FORM = struct.Struct("=16s2q8s20s4x5q4q4qd32q4q5q7q")
 """``form``."""
+ASKS, NUMBER, OFFSETS, BASES, PATTERN, LOOK = struct.Struct("=4q"), 4, 5, 9, 13, 59
+"""How ``look`` begins; where the words of its other fields begin, and how many there are of all."""
 PYTHON, ARRAY, DTYPE = struct.Struct("=23q"), struct.Struct("@PiPPPPi"), struct.Struct("@Pccc")
 """``python``, ``array_fields`` and ``dtype_fields``."""
 

@@ -76,13 +76,26 @@ class HandleForm:
         ctx = out.context
         engine = ctx.engine
         direct: Any = engine.direct
-        if direct is None or engine.traits.on_gpus or not ctx.is_usable:
+        if direct is None or not ctx.is_usable:
             return None
         try:
             return getattr(direct, self._way)(ctx.control, self, args)
         except BaseException as error:
             tell_of_interrupt(ctx, error, self.call)
             raise
+
+    def asked(self, args: Sequence[Any], words: str, alpha: complex, beta: complex) -> Asked:
+        """See ``RoutineForm``. Local."""
+        a, b, c, d = (self._part(args, x) for x in "abcd")
+        side, uplo, op_a, op_b, diag = words
+        if not d[0].pattern.is_complex:
+            alpha, beta = alpha.real, beta.real
+        return Asked(self.call, self.routine, a, b, c, d, False, side, uplo, op_a, op_b, diag, alpha, beta)
+
+    def _part(self, args: Sequence[Any], operand: str) -> Any:
+        """Return what direct calls take of an operand, None if it is absent. Local."""
+        x = args[self._operands[operand]] if operand in self._operands else None
+        return None if x is None else x.direct_part()
 
     def learn(self, args: Sequence[Any], tell: Callable[..., None]) -> bool:  # noqa: ARG002
         """See ``RoutineForm``. Local."""

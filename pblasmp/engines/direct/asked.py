@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._core import MATRIX, ROUTINES
-from ...dtypes import element_type
+from ...dtypes import DTYPES, element_type
 from ...layout import Grid, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis, axis
 
 _LARGEST = 2**31 - 1  # BLAS's integers
 NARROW = 2  # bytes of an element of 16 bits, which BLAS lacks
 _ENTRIES = struct.Struct("=11q")  # of a descriptor
+_CORE_LETTERS = "sdczi" + "".join(
+    kind.char for kind in map(np.dtype, DTYPES.values()) if kind.itemsize == NARROW
+)
 
 Pair = tuple[int, int]
 
@@ -141,7 +144,7 @@ class Held:
             nprow, npcol, order = pattern.grid
             packed = MATRIX.pack(
                 *pattern.rows, *pattern.cols, nprow, npcol, ("", "row", "col").index(order), pattern.by_columns,
-                pattern.itemsize, "sdczi".index(pattern.letter), pattern.digest, self.address, self.end, self.ld,
+                pattern.itemsize, _CORE_LETTERS.index(pattern.letter), pattern.digest, self.address, self.end, self.ld,
             )  # fmt: skip
             self._in_core = np.frombuffer(packed, np.int64)  # it stays as long as there is an address of it
             self._at = host_address(self._in_core)
@@ -295,6 +298,15 @@ class RoutineForm(Protocol):
     dtype: np.dtype
     address: int
 
+    def asked(self, args: Sequence[Any], words: str, alpha: complex, beta: complex) -> Asked:
+        """Return what a call that the core has read asks for. Local.
+
+        Args:
+            args: the arguments.
+            words: the letters of side, uplo, op_a, op_b and diag.
+            alpha, beta: numbers of the result's type.
+        """
+
     def learn(self, args: Sequence[Any], tell: Callable[[Any, Any, Held, int, int], None]) -> bool:
         """Tell the core of the local arrays in a call; return whether there is nothing to say about them. Local.
 
@@ -353,10 +365,10 @@ class Moved(NamedTuple):
 class Direct(Protocol):
     """How an engine computes direct calls: what it does not say takes the ordinary way.
 
-    CPU ranks also take a ``RoutineForm`` with the arguments of a call.
+    Instead of an ``Asked`` they take a ``RoutineForm``, with the arguments of a call.
     """
 
-    def run(self, control: Any, asked: Asked) -> bool | None:
+    def run(self, control: Any, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> bool | None:
         """Compute a call. Collective over the context.
 
         Returns:
@@ -367,7 +379,7 @@ class Direct(Protocol):
             Exception: what the ranks agreed to raise.
         """
 
-    def reduce(self, control: Any, asked: Asked) -> Any:
+    def reduce(self, control: Any, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> Any:
         """Return the result of one of ``REDUCTIONS``; None or False as ``run`` does. Collective over the context.
 
         Raises:
@@ -393,7 +405,9 @@ class Direct(Protocol):
         """
         return False
 
-    def factor(self, control: Any, asked: Asked) -> Outcome | Literal[False] | None:
+    def factor(
+        self, control: Any, asked: Asked | RoutineForm, args: Sequence[Any] = ()
+    ) -> Outcome | Literal[False] | None:
         """Compute a factorization or a solve; return None or False as ``run`` does. Collective over the context.
 
         Raises:

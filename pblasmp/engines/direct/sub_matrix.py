@@ -110,19 +110,6 @@ def local_range(axes: Axes, start: int, extent: int) -> tuple[int, int, Axis]:
     return below, end - below, span
 
 
-def place_of(part: Part) -> tuple[int, Axis, Axis]:
-    """Return where this rank's part of a sub-matrix begins in its local array, in bytes, and how that is dealt out.
-
-    Local. Rows and columns are those of the matrix, also of a transposed part.
-    """
-    held, i, j, m, n, _ = part
-    pattern = held.pattern
-    down, _, rows = local_range(pattern.rows, i, m)
-    right, _, cols = local_range(pattern.cols, j, n)
-    first = down + right * held.ld if pattern.by_columns else down * held.ld + right
-    return first * pattern.itemsize, rows, cols
-
-
 def same_elements(x: Part, y: Part) -> bool:
     """Return whether two parts are the same elements at the same addresses.
 
@@ -130,27 +117,6 @@ def same_elements(x: Part, y: Part) -> bool:
     """
     a, b = x[0], y[0]
     return a.address == b.address and a.ld == b.ld and x[1:] == y[1:] and a.pattern.digest == b.pattern.digest
-
-
-def check_overlap(asked: Asked, in_place: Part | None) -> None:
-    """Raise UnfitError if D may share memory with an operand other than the one that may be D itself."""
-    d = asked.d
-    held, i, j, m, n, _ = d
-    for x in (asked.a, asked.b, asked.c):
-        if x is None or (x is in_place and (x is d or same_elements(x, d))):
-            continue
-        other = x[0]
-        if other.end <= held.address or held.end <= other.address:
-            continue
-        if (
-            other.address != held.address
-            or other.ld != held.ld
-            or other.pattern.digest != held.pattern.digest
-        ):
-            raise UnfitError
-        _, p, q, rows, cols, _ = x
-        if p < i + m and i < p + rows and q < j + n and j < q + cols:
-            raise UnfitError
 
 
 def vote_number(asked: Asked) -> int:

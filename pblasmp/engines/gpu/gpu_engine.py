@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import _core
 from ...bindings import Library, version_text
 from ...comm import Communicator
 from ...dtypes import is_float8, named_like
@@ -89,6 +90,7 @@ class GpuEngine(Engine):
         import cupy
 
         self.why, self.xp = why, cupy
+        core = _core.load() if all(each.core for each in comm.locations()) else None
         self.session = Session(comm, device, library, nccl)
         self.device, self.runtime = device, self.session.runtime
         with ExitStack() as closing:
@@ -99,7 +101,8 @@ class GpuEngine(Engine):
                 ranks_here = next(len(node) for node in self.runtime.nodes if self.runtime.rank in node)
                 self._copies = HostCopies(cupy, ranks_here, self.runtime.wait)
                 current, follow = cupy.cuda.get_current_stream, self.runtime.follow_stream
-                self.direct = GpuDirect(self.session.gpu, current, follow, self.session.recordings().record)
+                record = self.session.recordings().record
+                self.direct = GpuDirect(self.session.gpu, current, follow, core, record)
                 self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp._core import load
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.direct import FAMILIES, Asked, Held, pattern_of
 from pblasmp.engines.direct.asked import SlabSets
@@ -61,7 +62,7 @@ class Ranks:
     def __init__(self, size: int, *, reserves: bool = True, hosts: bool = False, **how: Any) -> None:
         self.peers = Peers(size, domains=[(rank,) for rank in range(size)] if hosts else (), **how)
         self.direct = [
-            GpuDirect(gpu, each.cupy.cuda.get_current_stream, lambda: None)
+            GpuDirect(gpu, each.cupy.cuda.get_current_stream, lambda: None, load())
             for gpu, each in zip(self.peers.gpus, self.peers.streams, strict=True)
         ]
         self.controls = [Control() for _ in range(size)]

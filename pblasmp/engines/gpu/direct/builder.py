@@ -184,7 +184,6 @@ class QueuedCall:
     """A call that is ready to be queued, with what is queued for each set of slabs. Local.
 
     Attributes:
-        number: that the ranks vote on.
         template: what calls like it queue.
         bases: of the operands' memory, by number.
         bound: what is queued, by set of slabs.
@@ -192,10 +191,10 @@ class QueuedCall:
         memory: what ``bound`` was bound to: a generation of symmetric memory, and where scratch memory and slabs are.
     """
 
-    __slots__ = ("bases", "bound", "graphs", "memory", "number", "template", "uses")
+    __slots__ = ("bases", "bound", "graphs", "memory", "template", "uses")
 
-    def __init__(self, number: int, template: Template, bases: dict[int, int]) -> None:
-        self.number, self.template, self.bases = number, template, bases
+    def __init__(self, template: Template, bases: dict[int, int]) -> None:
+        self.template, self.bases = template, bases
         self.bound: list[list[Queue] | None] = [None, None]
         self.graphs: list[RecordedGraph | None] = [None, None]
         self.uses = [0, 0]

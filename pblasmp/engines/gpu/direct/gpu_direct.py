@@ -19,15 +19,22 @@ array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+import operator
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .... import _core
+from ...._core import objects
 from ....comm import Communicator, Launched, break_off, gather_on, launch_on
-from ...direct import FAMILIES, Asked, Direct
+from ...direct import FAMILIES, ROUTINE_NUMBERS, Asked, Direct, Held, RoutineForm, host_address
 from ...direct.asked import NARROW, SlabSets
-from ...direct.sub_matrix import UnfitError, check_overlap, place_of, same_elements, vote_number
+from ...direct.sub_matrix import UnfitError
 from ...product import RecordedGraph
-from ..kernels.compiler import ALIGNED, stand_in
+from ..kernels.compiler import stand_in
 from .builder import SCRATCH, SLABS_OF, CallBuilder, Computer, Queue, QueuedCall, Scalars, Template
 from .computers import added, matmul, sided, triangular, updated
 
@@ -40,7 +47,7 @@ _MOST_GRAPHS = 512
 _LEAST = 1 << 24  # bytes of a set of slabs
 _MOST = 512 << 20  # bytes of a set of slabs: a panel of 512 columns and 65536 rows, and its half
 _SLABS, _TRIANGLE = "direct slabs", "direct triangle"
-_OF_D = 4  # the number of D's memory
+_OK, _UNKNOWN = map(_core.STATUSES.index, ("OK", "UNKNOWN"))
 
 
 class GpuDirect(Direct):
@@ -50,6 +57,7 @@ class GpuDirect(Direct):
         gpu: this rank's GPU.
         current: returns CuPy's current stream.
         follow: lets work move to CuPy's current stream.
+        core: which reads the calls; None: a rank has none, and no call is direct.
         record: returns a CUDA graph of what a function queues on CuPy's current stream; None: there are no graphs.
 
     Attributes:
@@ -61,12 +69,14 @@ class GpuDirect(Direct):
         gpu: Gpu,
         current: Callable[[], Any],
         follow: Callable[[], None],
+        core: _core.Core | None,
         record: Callable[[Callable[[], None]], RecordedGraph] | None = None,
     ) -> None:
         self.gpu, self._current, self._follow, self._record = gpu, current, follow, record
+        self._core, self._held = core, objects.slot(Held, "_at")
         self._single = gpu.size == 1
         self.sets = SlabSets(self._reserve, _LEAST, _MOST)
-        self._calls: dict[Any, QueuedCall | None] = {}
+        self._calls: dict[Any, QueuedCall] = {}
         self._templates: dict[Any, Template | None] = {}
         self._graphs = 0  # that the calls have
         self._scalars: Scalars = {}
@@ -81,44 +91,34 @@ class GpuDirect(Direct):
 
     # -- the call
 
-    def run(self, control: Communicator, asked: Asked) -> bool | None:
+    def run(self, control: Communicator, asked: Asked | RoutineForm, args: Sequence[Any] = ()) -> bool | None:
         """See ``Direct``. Collective over the context."""
-        channel, name = control.channel, asked.call
-        stream = self._current()
-        key = _key_of(stream, asked)
-        if self._calls.get(key, key) is None:  # known to be unfit
+        look = self._looked(asked, args)
+        if look is None:
             return None
-        told = self._launched(control, asked, key, stream)
-        if told in ("queued", "unlike"):
-            return told == "queued"
+        channel, name, number = control.channel, asked.call, look.item(objects.NUMBER)
+        stream, told = self._current(), "unfit"
+        key = stream.ptr, look[objects.BASES :].tobytes()
+        call = self._calls.get(key)
+        if call is not None:
+            told = self._launched(control, name, number, call, stream)
+            if told in ("queued", "unlike"):
+                return told == "queued"
         channel.take_turn(name)
         try:
             stream = self._current()  # of this rank's GPU, which is the current one now
             if stream.is_capturing():  # a replay would not take turns with the sets of slabs
                 return None
-            call = self._found(stream, asked, key if key[0] == stream.ptr else _key_of(stream, asked))
+            if call is None or stream.ptr != key[0]:
+                call = self._found(stream, look, asked, args)
             if call is None or call.template.nbytes > self.sets.most:
                 return None
-            if told != "unready" and not self._single and gather_on(control, name, call.number, (0,)) is None:
+            if told != "unready" and not self._single and gather_on(control, name, number, (0,)) is None:
                 return False
             if not self.sets.fit(call.template.nbytes):
                 return False
-            self._follow()
-            half = self.sets.half
-            memory = self._memory(call.template)
-            queue = self._bound(call, half, memory) if call.uses[half] else None
-            self.gpu.products.solver(stream.ptr)
             channel.runs += 1
-            if queue is None:  # most calls on new sub-matrices come once
-                call.template.run(self._bases(call, half, memory))
-            else:
-                for function, arguments in queue:
-                    function(*arguments)
-            call.uses[half] += 1
-            if queue is not None:
-                self._note(call, half, queue, stream)
-            if call.template.nbytes and not call.template.sends:
-                self.sets.turn()
+            self._queue(call, stream)
         except BaseException as error:
             break_off(control, error, name)
             raise
@@ -126,14 +126,56 @@ class GpuDirect(Direct):
             channel.end_turn()
         return True
 
-    def _launched(self, control: Communicator, asked: Asked, key: Any, stream: Any) -> Launched:
+    def _queue(self, call: QueuedCall, stream: Any) -> None:
+        """Queue a call on which the ranks have voted. Local."""
+        self._follow()
+        half = self.sets.half
+        memory = self._memory(call.template)
+        self.gpu.products.solver(stream.ptr)
+        if not call.uses[half]:  # most calls on new sub-matrices come once
+            call.template.run(self._bases(call, half, memory))
+            call.uses[half] = 1
+        else:
+            queue = self._bound(call, half, memory)
+            for function, arguments in queue:
+                function(*arguments)
+            call.uses[half] += 1
+            self._note(call, half, queue, stream)
+        if call.template.nbytes and not call.template.sends:
+            self.sets.turn()
+
+    def _looked(self, asked: Asked | RoutineForm, args: Sequence[Any]) -> Any:
+        """Return what the core finds in a call, ``look`` of arguments.h; None if it is not for direct calls. Local."""
+        if self._core is None:
+            return None
+        look: Any = np.empty(
+            objects.LOOK, np.int64
+        )  # of this call's own: another thread's may be read meanwhile
+        if isinstance(asked, Asked):
+            objects.ASKS.pack_into(look, 0, 0, id(asked), self._held, ROUTINE_NUMBERS[asked.routine])
+        else:
+            objects.ASKS.pack_into(look, 0, asked.address, id(args), self._held, 0)
+        place = ctypes.c_void_p(host_address(look))
+        found = self._core.asked_look(place)
+        if found == _UNKNOWN:
+            if isinstance(asked, Asked):
+                for part in asked[2:6]:
+                    if part is not None:
+                        operator.index(part[0])  # it has an address in the core then
+            elif not asked.learn(args, _unlearned):
+                return None
+            found = self._core.asked_look(place)
+        return look if found == _OK else None
+
+    def _launched(
+        self, control: Communicator, name: str, number: int, call: QueuedCall, stream: Any
+    ) -> Launched:
         """Launch a call's graph if all ranks have one; return what ``launch_on`` does. Collective over the context."""
-        call = self._calls.get(key)
-        graph = None if call is None else call.graphs[self.sets.half]
+        graph = call.graphs[self.sets.half]
         ready = None if graph is None else graph.at_once(stream.ptr)
-        if call is None or ready is None:
+        if ready is None:
             return "unfit"
-        told = launch_on(control, asked.call, call.number, ready)
+        told = launch_on(control, name, number, ready)
         if told == "queued":
             control.channel.runs += 1
             if call.template.nbytes:
@@ -165,71 +207,57 @@ class GpuDirect(Direct):
         call.graphs[half] = self._record(queued)
         self.gpu.products.solver(stream.ptr)
 
-    def _found(self, stream: Any, asked: Asked, key: Any) -> QueuedCall | None:
-        """Return a call, kept or new, by what ``_key_of`` returns; None if it is not for direct calls."""
-        try:
-            return self._calls[key]
-        except KeyError:
-            pass
-        if max(len(self._calls), len(self._templates)) >= _REMEMBERED:
-            self._calls.clear()
-            self._templates.clear()
-            self._graphs = 0
-            self._scalars.clear()
-        try:
-            found = self._made(stream, asked)
-        except UnfitError:
-            found = None
-        self._calls[key] = found
-        return found
-
-    def _made(self, stream: Any, asked: Asked) -> QueuedCall:
-        """Return a new call by the template of its pattern, or raise UnfitError."""
-        d = asked.d
-        check_overlap(asked, asked.b if asked.routine in ("trsm", "trmm") else asked.c)
-        pattern: list[Any] = [stream.ptr, asked.routine, *asked[6:]]
-        bases: dict[int, int] = {}
-        offsets: list[int | None] = []
-        for number, part in enumerate(asked[2:6], 1):
-            if part is None or (number < _OF_D and (part is d or same_elements(part, d))):
-                pattern.append(part is None)
-                offsets.append(None)
-                continue
-            held, offset, rows, cols = part[0], *place_of(part)
-            beyond = (held.address + offset) % ALIGNED
-            bases[number] = held.address + offset - beyond
-            pattern += (  # the digest tells the blocks and the grid
-                held.pattern.digest, held.ld, rows.extent, rows.source, rows.lead, cols.extent, cols.source, cols.lead,
-                part[5], beyond,
-            )  # fmt: skip
-            offsets.append(offset)
-        key = tuple(pattern)
-        try:
-            template = self._templates[key]
-        except KeyError:
-            template = self._templates[key] = self._template(stream, asked, offsets)
+    def _found(
+        self, stream: Any, look: Any, asked: Asked | RoutineForm, args: Sequence[Any]
+    ) -> QueuedCall | None:
+        """Return a call, kept or new, by the template of its pattern; None if it is not for direct calls. Local."""
+        key = stream.ptr, look[objects.BASES :].tobytes()
+        found = self._calls.get(key)
+        if found is not None:
+            return found
+        pattern = stream.ptr, look[objects.PATTERN :].tobytes()
+        if pattern not in self._templates:
+            if len(self._templates) >= _REMEMBERED:
+                self._forget()
+                self._templates.clear()
+                self._scalars.clear()
+            if not isinstance(asked, Asked):
+                asked = asked.asked(args, *_words_in(look))
+            self._templates[pattern] = self._template(
+                stream, asked, look[objects.OFFSETS : objects.BASES].tolist()
+            )
+        template = self._templates[pattern]
         if template is None:
-            raise UnfitError
-        return QueuedCall(vote_number(asked), template, bases)
+            return None
+        if len(self._calls) >= _REMEMBERED:
+            self._forget()
+        bases = dict(enumerate(look[objects.BASES : objects.PATTERN].tolist(), 1))
+        call = self._calls[key] = QueuedCall(template, bases)
+        return call
 
-    def _template(self, stream: Any, asked: Asked, offsets: list[int | None]) -> Template | None:
+    def _forget(self) -> None:
+        """Keep no calls any more, and no graphs of them. Local."""
+        self._calls.clear()
+        self._graphs = 0
+
+    def _template(self, stream: Any, asked: Asked, offsets: list[int]) -> Template | None:
         """Return the template of a call's pattern, None if it is not for direct calls: of 16 bits, only products are.
 
         Args:
             stream: CuPy's.
             asked: the call.
-            offsets: of A, B, C and D in their matrices, in bytes; None for what is absent, or is D.
+            offsets: of A, B, C and D in their matrices, in bytes; -1 for what is absent, or is D.
         """
         if asked.d[0].pattern.itemsize == NARROW and asked.routine != "matmul":
             return None
         parts: list[Any] = []
         for number, (part, offset) in enumerate(zip(asked[2:6], offsets, strict=True), 1):
-            if part is not None and offset is not None:
+            if part is not None and offset >= 0:
                 address = stand_in(number, part[0].address + offset) - offset
                 part = (part[0].moved(address), *part[1:])
             parts.append(part)
         for i, offset in enumerate(offsets):
-            if parts[i] is not None and offset is None:
+            if parts[i] is not None and offset < 0:
                 parts[i] = parts[-1]
         a, b, c, d = parts
         asked = asked._replace(a=a, b=b, c=c, d=d)
@@ -276,14 +304,17 @@ class GpuDirect(Direct):
 _Memory = tuple[int, int, Mapping[int, int]]
 
 
-def _key_of(stream: Any, asked: Asked) -> Any:
-    """Return what tells calls apart."""
-    key: list[Any] = [stream.ptr, asked.call, asked.routine, *asked[6:]]
-    for part in asked[2:6]:  # where a sub-matrix is, and how it is dealt out
-        key += (None,) if part is None else (part[0].address, part[0].ld, part[0].pattern.digest, *part[1:])
-    return tuple(key)
+def _unlearned(*_: Any) -> None:
+    """What a form of handles tells no one."""
 
 
+def _words_in(look: Any) -> tuple[str, complex, complex]:
+    """Return the letters of the options, and alpha and beta, of a call that the core has read. Local."""
+    _, words, *parts = _OPTIONS.unpack_from(look, 8 * objects.PATTERN)
+    return words[:5].decode(), complex(*parts[:2]), complex(*parts[2:])
+
+
+_OPTIONS = struct.Struct("=q8s4d")  # how a pattern begins
 _COMPUTERS: dict[str, Computer] = {
     "product": matmul,
     "triangular": triangular,
