@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -317,11 +318,11 @@ def test_what_comes_once_is_multiplied_in_fewer_pieces(monkeypatch, form, name, 
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, None])
 def test_tokens_that_come_once_are_multiplied_when_all_have_come(monkeypatch, uneven, seed):
-    """A rank waits once, and multiplies once; unless that takes long."""
+    """The ranks meet once, and each multiplies once; unless that takes long."""
     for once, extents, at_once in ((True, SMALL, True), (True, TALL, False), (False, SMALL, False)):
         peers, done = Peers(4, multiprocessors=1), []
         for gpu in peers.gpus[1:2]:
-            for name in ("multiply", "await_flags"):
+            for name in ("multiply", "await_flags", "meet"):
                 made = getattr(gpu, name)
                 monkeypatch.setattr(
                     gpu, name, lambda *a, m=made, n=name, d=done, **k: (d.append(n), m(*a, **k))
@@ -330,17 +331,21 @@ def test_tokens_that_come_once_are_multiplied_when_all_have_come(monkeypatch, un
         case(peers, "allgather_matmul", extents=extents, **how).run("push", "push", "push", seed=seed)
         ranks = 3 if uneven else 4  # that have tokens
         assert done.count("multiply") == 3 * (1 if at_once else ranks), extents
-        assert done.count("await_flags") == 3 * (1 if at_once else ranks - 1), extents
+        assert done.count("await_flags") == 3 * (0 if at_once else ranks - 1), extents
+        assert done.count("meet") == 3 * at_once, extents
 
 
 def test_what_comes_once_is_prepared_for_its_own_size():
     """A small one stays on one stream, a large one waits for copies on theirs, and so does what is kept."""
     peers = Peers(2, multiprocessors=1)
     small, tall = (case(peers, "allgather_matmul", extents=extents).p for extents in (SMALL, TALL))
-    made, _ = (product(gpu, "push", tall, Options()) for gpu in peers.gpus)
+    made, other = (product(gpu, "push", tall, Options()) for gpu in peers.gpus)
     for p, streams in ((small, ()), (tall, ("copy",)), (small, ())):
         assert made.resized(p, once=True).streams == streams
     assert made.resized(small, once=False).streams == made.streams == ("copy",)
+    # one rank's part would fit, another's does not: they all wait for copies
+    wide = replace(small, outputs=(256, 257), tokens=(64, 64))
+    assert {each.resized(wide).streams for each in (made, other)} == {("copy",)}
 
 
 @pytest.mark.parametrize(("form", "name", "once"), [

@@ -120,7 +120,8 @@ class _ByRail(PushedTensorProduct):
 class PushedGather(_ByRail):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
-    What comes once, and takes less time than the host takes to queue it, is one product when all of it has come.
+    What comes once, and takes less time than the host takes to queue it, is one product when all of it has come: a
+    kernel copies it, which the host queues sooner than a copy for each rank.
 
     If the caller wants all of X, kernels copy it there when no product runs.
     """
@@ -132,8 +133,8 @@ class PushedGather(_ByRail):
         super()._prepare()
         self._lay_out(self.p.slices("tokens"))
         everything = sum(self.p.tokens), self.p.inputs[0]
-        few = waves(everything[0], self.p.outputs[self.rank], self.gpu.multiprocessors) <= 1
-        self.at_once = self.once and few and not self.far
+        few = waves(everything[0], max(self.p.outputs), self.gpu.multiprocessors) <= 1
+        self.at_once = self.once and few and not self.far  # on every rank, or on none
         if not self.far:
             self.streams = () if self.at_once else type(self).streams
         self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
@@ -142,16 +143,16 @@ class PushedGather(_ByRail):
 
     def _multiply(self, operands: Views) -> None:
         gpu, x, memories = self.gpu, operands.a, self.reached("gathered")
-        gathered, come, stream = memories[self.rank], PIECES.at(0), "main" if self.at_once else "copy"
+        gathered, come = memories[self.rank], PIECES.at(0)
+        if self.at_once:
+            self._all(operands, memories)
+            return
         # first the peer that needs this shard first; between domains all its pieces
         for peer, i in product(reversed(self.near), range(self.count or 1)):
             part = x[_chunk(slice(0, x.rows), i, self.count)] if self.count else x
-            gpu.push(stream, memories[peer][self.place[self.rank, i]], part)
+            gpu.push("copy", memories[peer][self.place[self.rank, i]], part)
         for peer in reversed(self.near) if x.rows else ():
-            gpu.raise_flag(stream, peer, come)
-        if self.at_once:
-            self._all(operands, gathered, come)
-            return
+            gpu.raise_flag("copy", peer, come)
         if self.far:
             self._gather(x, gathered)
         self._shard(operands, self.rows[self.rank], x)
@@ -168,10 +169,11 @@ class PushedGather(_ByRail):
                     self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
 
-    def _all(self, operands: Views, gathered: View, come: int) -> None:
-        """Queue the product of all tokens, of which other ranks' have come when these raise that flag."""
-        self.gpu.push("main", gathered[self.rows[self.rank]], operands.a)
-        self.gpu.await_flags("main", [(peer, come) for peer in self.near if self.p.tokens[peer]])
+    def _all(self, operands: Views, memories: dict[int, View]) -> None:
+        """Queue a kernel that copies this rank's tokens to all ranks, and the product of all once these have come."""
+        mine, gathered = self.rows[self.rank], memories[self.rank]
+        self.copy_all([(memory[mine], operands.a) for memory in memories.values()])
+        self.meet()
         self.whole(operands, gathered, operands.c, operands.d)
         if operands.gathered:
             self.copy(operands.gathered, gathered)
