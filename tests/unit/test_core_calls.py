@@ -18,6 +18,7 @@ from pblasmp import _core, pblas
 from pblasmp._core import build, objects
 from pblasmp.engines.direct import host_address
 from pblasmp.engines.direct.asked import Axes, span_of
+from pblasmp.engines.gpu.kernels.compiler import ALIGNED
 from pblasmp.engines.host.direct.calls import LIMITS, Limits
 from pblasmp.layout.routines import GEMM, ROUTINES, WORDS
 from pblasmp.pblas import direct
@@ -49,6 +50,12 @@ def test_python_lays_out_calls_as_c_does(tmp_path):
             f"offsetof(arguments, {n}) == {getattr(objects.Arguments, n).offset}"
             for n, _ in objects.Arguments._fields_
         ),
+        *(
+            f"offsetof(look, {n}) == 8 * {getattr(objects, n.upper())}"
+            for n in ("number", "offsets", "bases", "pattern")
+        ),
+        f"sizeof(look) == 8 * {objects.LOOK} && offsetof(look, number) == {objects.ASKS.size}",
+        f"ALIGNED == {ALIGNED}",
         f"sizeof(form) == {objects.FORM.size}",
         f"offsetof(form, options) == {struct.calcsize('=16s2q8s20s4x')}",
         f"sizeof(python) == {objects.PYTHON.size}",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -300,6 +301,34 @@ def test_sub_matrices_that_are_dealt_out_alike_share_a_template(order):
     assert np.array_equal(ranks.whole(z, d), wants)
 
 
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("grid", [(1, 2), (2, 1)])
+def test_products_of_transposed_views(order, grid):
+    """Any of A, B and D may be one, of real and of complex matrices."""
+    rng = np.random.default_rng(2)
+    for dtype, turned in itertools.product(
+        ("float64", "complex128"), itertools.product((False, True), repeat=3)
+    ):
+        d, ranks = pb.MatrixDescriptor((16, 16), 3, pb.Grid(*grid), dtype=dtype, order=order), Ranks(2)
+        scale = 1 + 1j if dtype == "complex128" else 1
+        values = [(rng.integers(-3, 4, d.shape) * scale).astype(dtype) for _ in range(3)]
+        a, b, c = (ranks.matrix(each, d) for each in values)
+        sizes = (7, 5), (5, 9), (7, 9)
+        parts, views = {}, []
+        for (name, helds), value, (m, n), turn in zip(
+            {"a": a, "b": b, "d": c}.items(), values, sizes, turned, strict=True
+        ):
+            rows, cols = (n, m) if turn else (m, n)
+            parts[name] = helds, 4, 2, rows, cols, turn
+            view = value[4 : 4 + rows, 2 : 2 + cols]
+            views.append(view.T if turn else view)
+        views[2][...] = 2 * views[0] @ views[1]
+        assert ranks.run(parts, routine="matmul", alpha=2.0), (dtype, turned)
+        ranks.finish()
+        assert np.array_equal(ranks.whole(c, d), values[2]), (dtype, turned)
+
+
 def products(ranks: Ranks) -> None:
     """Queue products for which each rank needs a part of the other's, of one result after the other."""
     d = pb.MatrixDescriptor((6, 6), 2, pb.Grid(1, 2), order="F")
@@ -488,6 +517,12 @@ def test_promises_of_errors(comm: Any, path: str) -> None:
         assert not queued() - before, "overlap"
         pb.matmul(a, b, out=c)
         assert queued() == before + 1, "afterwards: the next call was not direct"
+        for name, alpha in (("new", 2), ("known", 2), ("repeated", 2), ("another", 3)):
+            pb.matmul(a, b, out=c, alpha=np.float64(alpha) if comm.rank else alpha)
+            before += 1
+            assert queued() == before + 1, (
+                f"{name}: a number that the core does not read was voted on otherwise"
+            )
 
         def fails(*arguments: int) -> None:
             raise RuntimeError("no launch")
@@ -522,3 +557,17 @@ def test_promises_of_errors(comm: Any, path: str) -> None:
             found = "" if "no call" in str(error) else str(error)
         assert not found, "a rank that cannot prepare"
         ctx.close()
+
+
+@pytest.mark.parametrize("without", [(1,), (0, 1)])
+@on_ranks(2, timeout=60)
+def test_without_the_core_on_a_rank_no_call_is_direct(comm: Any, path: str, without: Sequence[int]) -> None:
+    with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
+        if comm.rank in without:
+            patch.setenv("PBLASMP_CORE", "0")
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            a, b, c = (ctx.zeros((12, 12), block=2, grid=(1, 2), order="F") for _ in range(3))
+            for _ in range(3):
+                pb.matmul(a, b, out=c)
+            assert not lib.gpu.did("cuBLAS")
+            assert plans_kept(ctx), "the product was not planned"
