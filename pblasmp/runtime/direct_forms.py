@@ -84,7 +84,7 @@ class HandleForm:
             tell_of_interrupt(ctx, error, self.call)
             raise
 
-    def asked(self, args: Sequence[Any], words: str, alpha: complex, beta: complex) -> Asked:
+    def asked(self, args: Sequence[Any], words: list[str], alpha: complex, beta: complex) -> Asked:
         """See ``RoutineForm``. Local."""
         a, b, c, d = (self._part(args, x) for x in "abcd")
         side, uplo, op_a, op_b, diag = words

@@ -298,12 +298,12 @@ class RoutineForm(Protocol):
     dtype: np.dtype
     address: int
 
-    def asked(self, args: Sequence[Any], words: str, alpha: complex, beta: complex) -> Asked:
+    def asked(self, args: Sequence[Any], words: list[str], alpha: complex, beta: complex) -> Asked:
         """Return what a call that the core has read asks for. Local.
 
         Args:
             args: the arguments.
-            words: the letters of side, uplo, op_a, op_b and diag.
+            words: side, uplo, op_a, op_b and diag.
             alpha, beta: numbers of the result's type.
         """
 

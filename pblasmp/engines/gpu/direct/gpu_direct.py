@@ -150,7 +150,7 @@ class GpuDirect(Direct):
             return None
         look: Any = np.empty(
             objects.LOOK, np.int64
-        )  # of this call's own: another thread's may be read meanwhile
+        )  # of its own: another thread's call may be read meanwhile
         if isinstance(asked, Asked):
             objects.ASKS.pack_into(look, 0, 0, id(asked), self._held, ROUTINE_NUMBERS[asked.routine])
         else:
@@ -308,10 +308,10 @@ def _unlearned(*_: Any) -> None:
     """What a form of handles tells no one."""
 
 
-def _words_in(look: Any) -> tuple[str, complex, complex]:
-    """Return the letters of the options, and alpha and beta, of a call that the core has read. Local."""
+def _words_in(look: Any) -> tuple[list[str], complex, complex]:
+    """Return the options, and alpha and beta, of a call that the core has read. Local."""
     _, words, *parts = _OPTIONS.unpack_from(look, 8 * objects.PATTERN)
-    return words[:5].decode(), complex(*parts[:2]), complex(*parts[2:])
+    return [*words[:5].decode()], complex(*parts[:2]), complex(*parts[2:])
 
 
 _OPTIONS = struct.Struct("=q8s4d")  # how a pattern begins
