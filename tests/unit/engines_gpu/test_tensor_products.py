@@ -335,6 +335,22 @@ def test_tokens_that_come_once_are_multiplied_when_all_have_come(monkeypatch, un
         assert done.count("meet") == 3 * at_once, extents
 
 
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize(("cols", "ld"), [(6, 6), (6, 7), (160, 160)])
+def test_a_matrix_is_copied_to_more_places_than_a_kernel_takes(rows, cols, ld):
+    """With and without gaps between its rows; there are none where it is copied to."""
+    peers, dtype = Peers(1), DTYPES["float16"]
+    gpu, values = peers.gpus[0], np.arange(rows * cols, dtype=dtype).reshape(rows, cols)
+    of, places = (
+        peers.array(0, values, ld=ld),
+        [peers.array(0, np.ones((rows, cols), dtype)) for _ in range(35)],
+    )
+    gpu.use_current_stream()
+    gpu.spread("main", [each.data.ptr for each in places], View(of.data.ptr, rows, cols, ld, dtype))
+    peers.run()
+    assert all(np.array_equal(each.values, values) for each in places)
+
+
 def test_what_comes_once_is_prepared_for_its_own_size():
     """A small one stays on one stream, a large one waits for copies on theirs, and so does what is kept."""
     peers = Peers(2, multiprocessors=1)

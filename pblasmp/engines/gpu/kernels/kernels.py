@@ -24,6 +24,7 @@ _SUM_THREADS = 256
 _TILE = 32
 _LONG = 64  # words of a run that a warp copies together
 _MOVES = 32  # copies by one kernel, at most: parameters take up to 4 KB
+_WORDS_OF_MOVE = 13  # of these
 _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
 _TILES = 32  # of matrices that are added, by one kernel
 _U32 = 2**32
@@ -91,7 +92,7 @@ class Deal(NamedTuple):
     skipped: int
 
 
-_Moved = tuple[Kernel, Grid, Sequence[int], Sequence[int]]
+_Moved = tuple[Kernel, Grid, Sequence[int], int]
 Stored = tuple[bool, int]  # whether a matrix is in Fortran order, and its leading dimension
 
 
@@ -214,6 +215,17 @@ class Kernels(CompiledKernels):
         for kernel, grid, arguments, _ in self._moves(moves, conjugate):
             kernel(stream, grid, _THREADS, arguments)
 
+    def spread(self, stream: Any, to: Sequence[int], of: int, nbytes: int) -> None:
+        """Queue copies of contiguous bytes to several places, by the kernel of ``move``. Local."""
+        together = _VECTOR_BYTES | of | nbytes
+        for at in to:
+            together |= at
+        word = together & -together
+        for first in range(0, len(to), _MOVES):
+            some = [(at, _FLAT, of, _FLAT, (1, 1, 1, nbytes)) for at in to[first : first + _MOVES]]
+            kernel, grid, arguments, _ = self._move(word, _times(nbytes, word), some, "")
+            kernel(stream, grid, _THREADS, arguments)
+
     def moves(self, moves: Iterable[Move], *, conjugate: int = 0) -> list[Launch]:
         """Return copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
 
@@ -228,12 +240,14 @@ class Kernels(CompiledKernels):
             ArgumentError: an extent or a stride is negative, or no multiple of the bytes of complex numbers.
         """
         return [
-            kernel.launch(grid, _THREADS, arguments, addresses)
-            for kernel, grid, arguments, addresses in self._moves(moves, conjugate)
+            kernel.launch(
+                grid, _THREADS, arguments, [_WORDS_OF_MOVE * i + at for i in range(count) for at in (0, 1)]
+            )
+            for kernel, grid, arguments, count in self._moves(moves, conjugate)
         ]
 
     def _moves(self, moves: Iterable[Move], conjugate: int) -> list[_Moved]:
-        """Return kernels, each with its grid, its arguments, and which of them are addresses."""
+        """Return kernels, each with its grid, its arguments, and how many moves it makes."""
         alike: dict[tuple[int, int], list[Move]] = {}
         for each in moves:
             _, there, _, here, extents = each
@@ -247,8 +261,7 @@ class Kernels(CompiledKernels):
                     if word < conjugate:
                         raise ArgumentError(f"complex numbers of {conjugate} bytes at multiples of {word}")
                     word = conjugate
-                many = 0 if extents[-1] // word < _LONG else 8 if word <= 4 else 4
-                alike.setdefault((word, many), []).append(each)
+                alike.setdefault((word, _times(extents[-1], word)), []).append(each)
         return [
             self._move(word, many, some[first : first + _MOVES], "flipped" if conjugate else "")
             for (word, many), some in alike.items()
@@ -259,25 +272,23 @@ class Kernels(CompiledKernels):
         """Return one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
         # a piece is what so many threads copy at a time
         threads, piece = (32, 32 * each * word) if each else (1, word)
-        totals, needed = [], []
-        for *_, (a, b, c, run) in moves:
-            totals.append(total := a * b * c * -(-run // piece))
-            needed.append(-(-total * threads // _THREADS))
+        totals = [a * b * c * -(-run // piece) for *_, (a, b, c, run) in moves]
+        needed = [-(-total * threads // _THREADS) for total in totals]
         grid, first, words = min(4 * self.multiprocessors, sum(needed)), 0, []
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid
-        capacity, many = _capacity(len(moves)), len(words) // len(moves)
+        capacity = _capacity(len(moves))
         kind = word, each, _index(max(totals)), capacity, flip
         kernel = self._movers.get(kind)
         if kernel is None:
             macros: dict[str, Any] = dict(zip(("T", "EACH", "INDEX", "MOVES", "FLIP"), kind, strict=True))
             macros["T"] = _WORDS[word]
             self._movers[kind] = kernel = self._compiled(
-                "move", cuda("move.cu"), f"{many * capacity}Qi", **macros
+                "move", cuda("move.cu"), f"{_WORDS_OF_MOVE * capacity}Qi", **macros
             )
-        addresses = [many * i + at for i in range(len(moves)) for at in (0, 1)]
-        return kernel, (grid, 1), (*words, *[0] * (many * (capacity - len(moves))), len(moves)), addresses
+        rest = [0] * (_WORDS_OF_MOVE * (capacity - len(moves)))
+        return kernel, (grid, 1), (*words, *rest, len(moves)), len(moves)
 
     def sum(
         self,
@@ -388,13 +399,24 @@ def check_added(parts: Sequence[View], outs: Sequence[View], c: View | None, bia
         raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")
 
 
+_FLAT = 0, 0, 0
+
+
+def _times(run: int, word: int) -> int:
+    """Return how many words of a run a thread of a warp copies at a time, 0 if threads copy one each."""
+    return 0 if run // word < _LONG else 8 if word <= 4 else 4
+
+
 def word_of(move: Move) -> int:
     """Return how many bytes of a copy a thread can move at once, a power of two up to 16. Local."""
-    to, there, of, here, (*counts, run) = move
+    to, there, of, here, (a, b, c, run) = move
     together = _VECTOR_BYTES | to | of | run
-    for n, step, other in zip(counts, there, here, strict=True):
-        if n > 1:
-            together |= step | other
+    if a > 1:
+        together |= there[0] | here[0]
+    if b > 1:
+        together |= there[1] | here[1]
+    if c > 1:
+        together |= there[2] | here[2]
     return together & -together
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -197,23 +196,18 @@ def key_of(asked: LtFields, rows: int) -> tuple[Any, ...]:
     return (
         op_x, op_w, no_c, compute, batch, follows,
         x.rows + more, x.cols, x.dtype, x.ld, w.rows, w.cols, w.dtype, w.ld, rows, d.cols, d.dtype, d.ld,
-        *alignments((x, w, d), (0, 0, 0) if batch is None else batch[1:4]),
+        *((alignment(x), alignment(w), alignment(d)) if batch is None else map(alignment, (x, w, d), batch[1:4])),
         None if c is d else (c.rows + more, c.cols, c.dtype, c.ld, alignment(c, 0 if batch is None else batch.c)),
     )  # fmt: skip
 
 
-def alignments(views: Iterable[View], steps: Iterable[int]) -> list[int]:
-    """Return the largest powers of two, up to 256, that the address of every row of each view is a multiple of."""
-    found = []
-    for view, step in zip(views, steps, strict=True):
-        size = view.dtype.itemsize
-        together = _ALIGNED | view.address | step * size
-        if view.rows > 1:
-            together |= view.ld * size
-        found.append(together & -together)
-    return found
-
-
 def alignment(view: View, step: int = 0) -> int:
-    """Return what ``alignments`` does of one view."""
-    return alignments((view,), (step,))[0]
+    """Return the largest power of two, up to 256, that the address of every row of a view is a multiple of.
+
+    ``step``: entries from one of a batch to the next.
+    """
+    size = view.dtype.itemsize
+    together = _ALIGNED | view.address | step * size
+    if view.rows > 1:
+        together |= view.ld * size
+    return together & -together

@@ -20,7 +20,7 @@ from ..kernels.kernels import Kernels
 from ..kernels.lt import LocalProducts
 from ..kernels.lt_product import PLAIN, Fused, Op
 from ..kernels.one_kernel import KernelJob, OneKernel
-from ..kernels.views import Blocks, Move, View, blocks
+from ..kernels.views import Blocks, Move, View, blocks, whole_move
 from .arena import BY_ADDRESS
 from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
@@ -310,6 +310,14 @@ class Gpu:
         """Copy a matrix by a kernel. Local."""
         if of.rows * of.cols:
             self.kernels.copy(self._streams[stream], to, of)
+
+    def spread(self, stream: str, to: Sequence[int], of: View) -> None:
+        """Copy a matrix to several addresses, without gaps between rows there, by a kernel. Local."""
+        if of.contiguous and of.rows * of.cols:
+            self.kernels.spread(self._streams[stream], to, of.address, of.nbytes)
+        elif not of.contiguous:
+            places = (View(at, of.rows, of.cols, of.cols, of.dtype) for at in to)
+            self.move(stream, [whole_move(place, of) for place in places])
 
     def move(self, stream: str, moves: Iterable[Move]) -> None:
         """Copy blocks by a kernel; see ``Kernels.move``. Local."""

@@ -142,11 +142,11 @@ class PushedGather(_ByRail):
             self.own["shard"] = Memory(self.p.dtype, [(self.p.tokens[self.rank], self.p.inputs[0])])
 
     def _multiply(self, operands: Views) -> None:
+        if self.at_once:
+            self._all(operands)
+            return
         gpu, x, memories = self.gpu, operands.a, self.reached("gathered")
         gathered, come = memories[self.rank], PIECES.at(0)
-        if self.at_once:
-            self._all(operands, memories)
-            return
         # first the peer that needs this shard first; between domains all its pieces
         for peer, i in product(reversed(self.near), range(self.count or 1)):
             part = x[_chunk(slice(0, x.rows), i, self.count)] if self.count else x
@@ -169,10 +169,12 @@ class PushedGather(_ByRail):
                     self.copy(operands.gathered[self.piece[rank, i]], gathered[self.place[rank, i]])
             self.copy(operands.gathered[self.rows[self.rank]], x)
 
-    def _all(self, operands: Views, memories: dict[int, View]) -> None:
+    def _all(self, operands: Views) -> None:
         """Queue a kernel that copies this rank's tokens to all ranks, and the product of all once these have come."""
-        mine, gathered = self.rows[self.rank], memories[self.rank]
-        self.copy_all([(memory[mine], operands.a) for memory in memories.values()])
+        gathered = self.at("gathered", self.rank)
+        first = gathered.lines(self.rows[self.rank].start, 0).address - gathered.address
+        places = self.gpu.symmetric_of_all("gathered").values()
+        self.gpu.spread("main", [at + first for at in places], operands.a)
         self.meet()
         self.whole(operands, gathered, operands.c, operands.d)
         if operands.gathered:
