@@ -18,7 +18,7 @@ import random
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -51,16 +51,20 @@ _ZERO = "flags", ONE_KERNEL_FLAGS, ONE_KERNEL_INBOXES
 """The symmetric buffers that rely on new memory's being zero, as all of it is."""
 _NUMBERS = count(1000)  # of GPUs: contexts of other tests are not on them
 _PROCESSES: weakref.WeakValueDictionary[int, Process] = weakref.WeakValueDictionary()  # by their GPUs
-_INSTALLED = pytest.MonkeyPatch()
 _MADE: weakref.WeakSet[Peers] = weakref.WeakSet()  # in this test
+_CLEAN: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
+"""Marks of bytes that nobody uses, by ranks: new pages of memory take longer than all that runs."""
+_PATCHES: list[pytest.MonkeyPatch] = []  # the running test's
 
 
-def uninstall() -> None:
-    """Remove the modules of the GPUs that were made last, and give memory back: at the end of each test."""
-    _INSTALLED.undo()
-    for each in _MADE:
+def installed(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a test's patches install the modules of its GPUs; undo them in turn with its own, then give memory back."""
+    _PATCHES.append(patch)
+    yield
+    _PATCHES.remove(patch)
+    patch.undo()
+    for each in list(_MADE):
         each.forget()
-    _MADE.clear()
 
 
 @dataclass
@@ -110,12 +114,14 @@ class Peers:
         self.queues: dict[tuple[int, int], list[Op]] = defaultdict(list)
         self.program: list[list[Op]] = [[] for _ in range(size)]
         clocks = size * _STREAMS
-        new_clock = partial(np.zeros, clocks, np.int16)  # new pages of memory take longer than all that runs
+        new_clock = partial(np.zeros, clocks, np.int16)
         self.clocks: dict[tuple[int, int], np.ndarray] = defaultdict(new_clock)
         self.joined: dict[tuple[int, int], np.ndarray] = defaultdict(new_clock)
         self.numbers: dict[tuple[int, int], int] = {}
-        self.written = np.zeros((size, 2, ROOM), np.int16)  # by whom, and when
-        self.read = np.zeros((size, clocks, ROOM), np.int16)
+        if not _CLEAN[size]:
+            _CLEAN[size].append(tuple(np.zeros((size, lines, ROOM), np.int16) for lines in (2, clocks)))
+        self.written, self.read = _CLEAN[size].pop()  # by whom, and when; when, by each of the rank's readers
+        self.readers: list[list[int]] = [[] for _ in range(size)]  # streams' numbers
         self.flags: dict[
             int, int
         ] = {}  # by rank, where they are: in its first window, behind barriers' words
@@ -141,6 +147,11 @@ class Peers:
 
     def forget(self) -> None:
         """Give all memory back, which cycles of references would keep for long."""
+        for rank, readers in enumerate(self.readers):
+            for part in (slice(self.used[rank]), slice(self.top[rank], ROOM)):
+                self.written[rank, :, part] = self.read[rank, : len(readers), part] = 0
+        _CLEAN[self.size].append((self.written, self.read))
+        _MADE.discard(self)
         for each in self.gpus:
             vars(each).clear()
         vars(self).clear()
@@ -170,15 +181,14 @@ class Peers:
         """Return whose memory an address is in, and where."""
         return divmod(address - self.base, ROOM)
 
-    def marks(self, kept: np.ndarray, of: Place) -> np.ndarray:
-        """Return what is ``kept`` of every byte of its rank: lines × extents × bytes of an element."""
+    def marks(self, kept: np.ndarray, of: Place, first: int, count: int) -> np.ndarray:
+        """Return so many lines of what is ``kept`` of every byte of its rank: lines × extents × bytes of an element."""
         rank, start = self.where(of.address)
         lines = kept[rank]
         line, byte = lines.strides
-        shape = len(lines), *of.extents, of.dtype.itemsize
-        return np.ndarray(
-            shape, lines.dtype, lines, start * byte, (line, *(s * byte for s in of.strides), byte)
-        )
+        strides = (line, *(s * byte for s in of.strides), byte)
+        shape = (count, *of.extents, of.dtype.itemsize)
+        return np.ndarray(shape, lines.dtype, lines, first * line + start * byte, strides)
 
     def domain_of(self, rank: int) -> tuple[int, ...]:
         return self._domain_of[rank]
@@ -202,12 +212,16 @@ class Peers:
         chance = random.Random(seed)
         lines = [line for line in (self.program if seed is None else self.queues.values()) if line]
         while lines:
-            chance.shuffle(lines)
-            able = next((line for line in lines if line[0].ready()), None)
-            if able is None:
+            for last in reversed(range(len(lines))):  # one of those that are not behind it, by chance
+                pick = int(chance.random() * (last + 1))
+                lines[pick], lines[last] = lines[last], lines[pick]
+                if lines[last][0].ready():
+                    break
+            else:
                 raise Fault(f"deadlock: {[line[0].name for line in lines]}")
-            self.step(able.pop(0))
-            lines = lines if able else [line for line in lines if line]
+            self.step(lines[last].pop(0))
+            if not lines[last]:
+                del lines[last]
         self.queues.clear()
         for each in self.program:
             each.clear()
@@ -251,19 +265,23 @@ class Running:
     def read(self, of: Place | View) -> np.ndarray:
         of = self._place(of)
         if 0 not in of.extents:
-            by, when = self._peers.marks(self._peers.written, of)
+            by, when = self._peers.marks(self._peers.written, of, 0, 2)
             if (when > self._clock[by]).any():
                 raise Fault(f"{self._op.name} on {self._op.stream} reads what is being written")
-            self._peers.marks(self._peers.read, of)[self._number] = self._now
+            readers = self._peers.readers[self._peers.where(of.address)[0]]
+            if self._number not in readers:
+                readers.append(self._number)
+            line = readers.index(self._number)
+            self._peers.marks(self._peers.read, of, line, 1)[...] = self._now
         return at(of)
 
     def write(self, of: Place | View) -> np.ndarray:
         of = self._place(of)
         if 0 not in of.extents:
-            known = len(self._peers.numbers)  # no other stream has read anything
-            by, when = written = self._peers.marks(self._peers.written, of)
-            read = self._peers.marks(self._peers.read, of)[:known]
-            mine = self._clock[:known].reshape(-1, *[1] * (read.ndim - 1))
+            by, when = written = self._peers.marks(self._peers.written, of, 0, 2)
+            readers = self._peers.readers[self._peers.where(of.address)[0]]
+            read = self._peers.marks(self._peers.read, of, 0, len(readers))
+            mine = self._clock[readers].reshape(-1, *[1] * (read.ndim - 1))
             if (when > self._clock[by]).any() or (read > mine).any():
                 raise Fault(f"{self._op.name} on {self._op.stream} writes what is being used")
             written[0], written[1] = self._number, self._now
@@ -534,7 +552,7 @@ class Peer(Gpu):
         self.reserved: dict[str, int] = {}
         self._forks = False
         self.process = process = Process(streams, multiprocessors, capability)
-        process.install(_INSTALLED)
+        process.install(_PATCHES[-1])
         streams.cupy = sys.modules["cupy"]
         comm = _Alike(streams.rank, self.peers.domains)
         runtime = GpuRuntime(comm, Device(process.current, f"GPU {comm.rank}", "here"))

@@ -18,10 +18,9 @@ from tests.helpers.machine import Witness, machine
 
 
 @pytest.fixture(autouse=True)
-def _uninstalled() -> Iterator[None]:
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What ``Peers`` have installed is gone afterwards."""
-    yield
-    fakepeers.uninstall()
+    yield from fakepeers.installed(monkeypatch)
 
 
 @pytest.fixture

@@ -412,9 +412,11 @@ def _signals(
 
     def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
         peers = Peers(size, skip, multiprocessors=1, domains=domains)
-        return case(peers, form, extents=extents, once=once).run(*names, seed=3, of=rank), peers.gpus[
-            rank
-        ].names
+        try:
+            queued = case(peers, form, extents=extents, once=once).run(*names, seed=3, of=rank)
+            return queued, peers.gpus[rank].names
+        finally:
+            peers.forget()
 
     def is_missed(number: int) -> bool:
         try:
