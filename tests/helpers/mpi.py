@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from socket import gethostname
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import pblasmp as pb
 from pblasmp import testing
 from pblasmp.launch import Launcher, surroundings
 from pblasmp.testing import Torchrun
-from tests.helpers.nodes import Nodes
+from tests.helpers.nodes import Nodes, ranks_of_nodes
 from tests.helpers.ranks import pool as pools
 from tests.helpers.slow import is_long
 
@@ -80,38 +84,61 @@ def run_on_one_node(function: Any, nranks: int, **how: Any) -> list[Any]:
 
 
 def on_ranks(
-    *sizes: int, runner: Callable[..., Any] = run_mpi, **how: Any
+    *sizes: int | tuple[int, str | int], runner: Callable[..., Any] = run_mpi, **how: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a function on ranks a test, once for each of some numbers of ranks: ``@on_ranks(1, *only_long(2), 4)``.
 
-    Its first argument is the communicator. The others are parameters or fixtures, of values that JSON can hold, such as
-    ``directory``; what has a default, or is given here, is none.
+    Its first argument is the communicator; ``ctx``, the first or a later one, is an open context of the host engine on
+    it. The others are parameters or fixtures, of values that JSON can hold, such as ``directory``; what has a default,
+    or is given here, is none. ``nodes`` are the ranks that each of the simulated nodes has.
 
     Args:
-        sizes: numbers of ranks.
+        sizes: numbers of ranks; each may be with a form of simulated nodes, as in ``(4, "interleaved:2")``, or with
+            PBLASMP_RANKS_PER_NODE, as in ``(4, 2)``, which is ``per_node``, if the function asks for it.
         runner: one of the functions above.
         how: other arguments of the runner, or of the function.
     """
 
     def test_of(function: Callable[..., Any]) -> Callable[..., None]:
-        def test(nranks: int, **given: Any) -> None:
+        asked = inspect.signature(function).parameters
+        first, *others = asked.values()
+
+        @functools.wraps(function)
+        def on_rank(comm: Any, **given: Any) -> Any:
+            before = () if first.name == "ctx" else (comm,)
+            if "ctx" not in asked:
+                return function(*before, **given)
+            with pb.Context(comm, engine="host") as ctx:
+                return function(*before, ctx=ctx, **given)
+
+        def test(nranks: int | tuple[int, str | int], **given: Any) -> None:
             __tracebackhide__ = True
-            found = runner(function, nranks, **how, **given)
+            nranks, where = nranks if isinstance(nranks, tuple) else (nranks, None)
+            environ = {"PBLASMP_RANKS_PER_NODE": f"{where}"} if isinstance(where, int) else {}
+            given |= {"on_nodes": where} if isinstance(where, str) else {}
+            given |= {"nodes": ranks_of_nodes((how | given)["on_nodes"], nranks)} if "nodes" in asked else {}
+            given |= {"per_node": where} if "per_node" in asked else {}
+            with mock.patch.dict(os.environ, environ):
+                found = runner(on_rank, nranks, **how, **given)
             why = f"{function.__name__} returns {found}, at which nobody looks: assert"
             assert all(each is None for each in found), why
 
-        _, *others = inspect.signature(function).parameters.values()
-        names = ["nranks", *(x.name for x in others if x.default is x.empty and x.name not in how)]
+        known = {"ctx", "nodes", "per_node", *how}
+        names = ["nranks", *(x.name for x in others if x.default is x.empty and x.name not in known)]
         test.__signature__ = inspect.Signature(
             [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in names]
         )  # type: ignore[attr-defined]
         for name in ("__module__", "__name__", "__doc__"):
             setattr(test, name, getattr(function, name))
-        function.__qualname__ += ".on_rank"  # there the ranks find it
-        test.on_rank = test.place_as = function  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("nranks", sizes)(test)
+        on_rank.__qualname__ += ".on_rank"  # there the ranks find it
+        test.on_rank, test.place_as = on_rank, function  # type: ignore[attr-defined]
+        ids = [f"{size[0]}-{size[1]}" if isinstance(size, tuple) else str(size) for size in sizes]
+        return pytest.mark.parametrize("nranks", sizes, ids=ids)(test)
 
     return test_of
 
 
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="PyTorch is not installed: pip install 'pblasmp[torch]'"
+)
 starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from reference.scalapack import locate
+from tests.helpers import spectral_cases
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
@@ -24,3 +27,17 @@ def scalapack() -> str:
         assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
         pytest.skip(missing)
     return found
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the ScaLAPACK that contexts find."""
+    found = spectral_cases.library()
+    monkeypatch.setenv(SCALAPACK.environment, str(found))
+    return found
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts find no ScaLAPACK."""
+    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")

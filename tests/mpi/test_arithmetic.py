@@ -30,34 +30,33 @@ def nonzero(values):
 
 
 @on_ranks(1, 4)
-def test_memory_of_results(comm):
+def test_memory_of_results(comm, ctx):
     """Where results are, and whose memory they have; their values are compared in test_like_numpy.py."""
     rng = np.random.default_rng(31)
-    with pb.Context(comm, engine="host") as ctx:
-        for order, other in itertools.product("CF", repeat=2):
-            da, db = (layout(rng, (17, 13), comm.size, order=each) for each in (order, other))
-            a, b = ctx.full(da, 3), ctx.full(db, 2)
-            for symbol, function in SYMBOLS.items():
-                d = function(a, b).descriptor
-                assert d.same_places(da), f"{symbol}: {d} is not laid out like {da}"
-                assert d.order == order
-            for symbol, function in IN_PLACE.items():
-                before, at = a, a.local
-                a = function(a, b)
-                assert a is before, f"{symbol} is not in place"
-                assert a.local is at, f"{symbol} is not in place"
-            for copy in (a.copy(), +a):
-                copy.local[...] = 9
-            check_matrix(a, np.full((17, 13), 3.0), "a copy has the same memory")
-            assert np.shares_memory(a.T.local, a.local) or a.local.size == 0
-            a[3:9, 2:7].T.local[...] = 5  # the whole matrix has it too, there and nowhere else
-            expected = np.full((17, 13), 3.0)
-            expected[3:9, 2:7] = 5
-            check_matrix(a, expected)
+    for order, other in itertools.product("CF", repeat=2):
+        da, db = (layout(rng, (17, 13), comm.size, order=each) for each in (order, other))
+        a, b = ctx.full(da, 3), ctx.full(db, 2)
+        for symbol, function in SYMBOLS.items():
+            d = function(a, b).descriptor
+            assert d.same_places(da), f"{symbol}: {d} is not laid out like {da}"
+            assert d.order == order
+        for symbol, function in IN_PLACE.items():
+            before, at = a, a.local
+            a = function(a, b)
+            assert a is before, f"{symbol} is not in place"
+            assert a.local is at, f"{symbol} is not in place"
+        for copy in (a.copy(), +a):
+            copy.local[...] = 9
+        check_matrix(a, np.full((17, 13), 3.0), "a copy has the same memory")
+        assert np.shares_memory(a.T.local, a.local) or a.local.size == 0
+        a[3:9, 2:7].T.local[...] = 5  # the whole matrix has it too, there and nowhere else
+        expected = np.full((17, 13), 3.0)
+        expected[3:9, 2:7] = 5
+        check_matrix(a, expected)
 
 
 @on_ranks(1, 3)
-def test_scalars(comm):
+def test_scalars(comm, ctx):
     rng = np.random.default_rng(32)
     values = (
         2,
@@ -71,22 +70,21 @@ def test_scalars(comm):
         np.array(2.0),
         np.complex64(1j),
     )
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in ALL_TYPES:
-            d = layout(rng, (9, 7), comm.size, dtype=dtype)
-            x = nonzero(np.abs(numbers(rng, d.shape, "float64"))).astype(d.dtype)
-            a = scattered(ctx, d, x)
-            for s in in_turn(values, keep=1 if comm.size == 1 else 2, first=ALL_TYPES.index(dtype)):
-                number = d.dtype.type(s) if isinstance(s, float) and not isinstance(s, np.generic) else s
-                number = int(s) if isinstance(s, Factor) else number
-                for symbol, function in SYMBOLS.items():
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # 8-bit floats overflow
-                        left, right = function(x, number), function(number, x)
-                    if left.dtype not in (DTYPES | FLOAT8).values():
-                        continue
-                    check_matrix(function(a, s), left, f"{dtype} {symbol} {s!r}")
-                    check_matrix(function(s, a), right, f"{s!r} {symbol} {dtype}")
+    for dtype in ALL_TYPES:
+        d = layout(rng, (9, 7), comm.size, dtype=dtype)
+        x = nonzero(np.abs(numbers(rng, d.shape, "float64"))).astype(d.dtype)
+        a = scattered(ctx, d, x)
+        for s in in_turn(values, keep=1 if comm.size == 1 else 2, first=ALL_TYPES.index(dtype)):
+            number = d.dtype.type(s) if isinstance(s, float) and not isinstance(s, np.generic) else s
+            number = int(s) if isinstance(s, Factor) else number
+            for symbol, function in SYMBOLS.items():
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # 8-bit floats overflow
+                    left, right = function(x, number), function(number, x)
+                if left.dtype not in (DTYPES | FLOAT8).values():
+                    continue
+                check_matrix(function(a, s), left, f"{dtype} {symbol} {s!r}")
+                check_matrix(function(s, a), right, f"{s!r} {symbol} {dtype}")
 
 
 @on_ranks(1, 3)
@@ -112,23 +110,22 @@ def test_powers_and_long_integers(comm):
 
 
 @on_ranks(1, 3)
-def test_types(comm):
+def test_types(comm, ctx):
     rng = np.random.default_rng(35)
-    with pb.Context(comm, engine="host") as ctx:
-        for of in ALL_TYPES:
-            for to in ALL_TYPES:
-                d = layout(rng, (9, 7), comm.size, dtype=of)
-                x = numbers(rng, d.shape, "float64").astype(d.dtype)
-                a = scattered(ctx, d, x)
-                if d.dtype.kind == "c" and pb.dtypes.as_dtype(to).kind != "c":
-                    words = [f"{of} does not convert to {to}"]
-                    refuses(ctx, pb.ArgumentError, words, a.astype, to)
-                else:
-                    b = a.astype(to)
-                    copied = b is not a and not np.shares_memory(a.local, b.local)
-                    check_matrix(b, x.astype(b.dtype), f"{of} as {to}")
-                    assert copied, f"{of} as {to}"
-        refuses(ctx, pb.ArgumentError, ["float16", "int32"], a.astype, "int32")
+    for of in ALL_TYPES:
+        for to in ALL_TYPES:
+            d = layout(rng, (9, 7), comm.size, dtype=of)
+            x = numbers(rng, d.shape, "float64").astype(d.dtype)
+            a = scattered(ctx, d, x)
+            if d.dtype.kind == "c" and pb.dtypes.as_dtype(to).kind != "c":
+                words = [f"{of} does not convert to {to}"]
+                refuses(ctx, pb.ArgumentError, words, a.astype, to)
+            else:
+                b = a.astype(to)
+                copied = b is not a and not np.shares_memory(a.local, b.local)
+                check_matrix(b, x.astype(b.dtype), f"{of} as {to}")
+                assert copied, f"{of} as {to}"
+    refuses(ctx, pb.ArgumentError, ["float16", "int32"], a.astype, "int32")
 
 
 class Knows:
@@ -172,81 +169,75 @@ def vectors(ctx, a):
 
 
 @on_ranks(1, 4)
-def test_vectors_in_products(comm):
+def test_vectors_in_products(comm, ctx):
     """``pb.matmul`` takes the vectors that ``@`` takes; its other arguments mean what they mean for matrices."""
     rng = np.random.default_rng(3)
-    with pb.Context(comm, engine="host") as ctx:
-        whole = numbers(rng, (6, 8), "complex128")
-        v, w = (numbers(rng, n, "complex64") for n in (8, 6))
-        a = ctx.scatter(whole if comm.rank == 0 else None, block=(2, 3), order="F")
-        for found, expected in (
-            (pb.matmul(a, v), whole @ v),
-            (a @ v, whole @ v),
-            (pb.matmul(w, a, alpha=2), 2 * (w @ whole)),
-            (w @ a, w @ whole),
-            (pb.matmul(a, w, op_a="C"), whole.conj().T @ w),
-            (pb.matmul(v, a, op_b="C"), v @ whole.conj().T),
-            (pb.matmul(v, a, op_b="T"), v @ whole.T),
-            (pb.matmul(a.T[1:, :], w), whole.T[1:] @ w),
-            (np.matmul(a, v), whole @ v),
-        ):
-            assert found.shape == expected.shape
-            assert np.array_equal(found, expected)
-        refuses(ctx, pb.ArgumentError, ["op_b: b is a vector", "'T'"], partial(pb.matmul, op_b="T"), a, v)
-        refuses(ctx, TypeError, ["a: expected a DistributedMatrix", "one column"], pb.matmul, v, v)
-        refuses(ctx, TypeError, ["b: expected", "one column"], pb.plan, pb.matmul, a, v)
-        if comm.size > 1:
-            refuses(ctx, pb.RankMismatchError, ["digest"], pb.matmul, a, v + comm.rank)
+    whole = numbers(rng, (6, 8), "complex128")
+    v, w = (numbers(rng, n, "complex64") for n in (8, 6))
+    a = ctx.scatter(whole if comm.rank == 0 else None, block=(2, 3), order="F")
+    for found, expected in (
+        (pb.matmul(a, v), whole @ v),
+        (a @ v, whole @ v),
+        (pb.matmul(w, a, alpha=2), 2 * (w @ whole)),
+        (w @ a, w @ whole),
+        (pb.matmul(a, w, op_a="C"), whole.conj().T @ w),
+        (pb.matmul(v, a, op_b="C"), v @ whole.conj().T),
+        (pb.matmul(v, a, op_b="T"), v @ whole.T),
+        (pb.matmul(a.T[1:, :], w), whole.T[1:] @ w),
+        (np.matmul(a, v), whole @ v),
+    ):
+        assert found.shape == expected.shape
+        assert np.array_equal(found, expected)
+    refuses(ctx, pb.ArgumentError, ["op_b: b is a vector", "'T'"], partial(pb.matmul, op_b="T"), a, v)
+    refuses(ctx, TypeError, ["a: expected a DistributedMatrix", "one column"], pb.matmul, v, v)
+    refuses(ctx, TypeError, ["b: expected", "one column"], pb.plan, pb.matmul, a, v)
+    if comm.size > 1:
+        refuses(ctx, pb.RankMismatchError, ["digest"], pb.matmul, a, v + comm.rank)
 
 
 @on_ranks(1, 4)
-def test_rows_with_columns(comm):
+def test_rows_with_columns(comm, ctx):
     """They make a matrix, laid out like the left operand."""
     rng = np.random.default_rng(4)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtypes in (("float64", "complex64"), ("bfloat16", "bfloat16")):
-            shapes, orders = ((5, 1), (1, 7)), "CF"
-            x, y = (
-                nonzero(numbers(rng, shape, "float64")).astype(as_dtype(d))
-                for shape, d in zip(shapes, dtypes, strict=True)
-            )
-            a, b = (
-                ctx.scatter(z, block=2 + k, order=orders[k], grid=(1, comm.size))
-                for k, z in enumerate((x, y))
-            )
-            for symbol, function in SYMBOLS.items():
-                for left, right, one, other in ((a, b, x, y), (b, a, y, x)):
-                    found, expected = function(left, right), function(one, other)
-                    assert np.allclose(found.allgather().astype(complex), expected.astype(complex)), symbol
-                    assert found.dtype == expected.dtype
-                    assert found.descriptor.block == (2, 3)
-                    assert (found.descriptor.order, found.descriptor.grid) == (
-                        left.descriptor.order,
-                        a.descriptor.grid,
-                    )
-            refuses(ctx, pb.ArgumentError, ["the left matrix is (5, 1)"], operator.iadd, a, b)
+    for dtypes in (("float64", "complex64"), ("bfloat16", "bfloat16")):
+        shapes, orders = ((5, 1), (1, 7)), "CF"
+        x, y = (
+            nonzero(numbers(rng, shape, "float64")).astype(as_dtype(d))
+            for shape, d in zip(shapes, dtypes, strict=True)
+        )
+        a, b = (
+            ctx.scatter(z, block=2 + k, order=orders[k], grid=(1, comm.size)) for k, z in enumerate((x, y))
+        )
+        for symbol, function in SYMBOLS.items():
+            for left, right, one, other in ((a, b, x, y), (b, a, y, x)):
+                found, expected = function(left, right), function(one, other)
+                assert np.allclose(found.allgather().astype(complex), expected.astype(complex)), symbol
+                assert found.dtype == expected.dtype
+                assert found.descriptor.block == (2, 3)
+                assert (found.descriptor.order, found.descriptor.grid) == (
+                    left.descriptor.order,
+                    a.descriptor.grid,
+                )
+        refuses(ctx, pb.ArgumentError, ["the left matrix is (5, 1)"], operator.iadd, a, b)
 
 
 @on_ranks(1, 3)
-def test_functions_of_numpy(comm):
+def test_functions_of_numpy(ctx):
     """Those of one matrix are ``map``'s, those of two are operators."""
     rng = np.random.default_rng(5)
-    with pb.Context(comm, engine="host") as ctx:
-        whole = numbers(rng, (6, 8), "float64")
-        a, row = ctx.scatter(whole, block=2), whole[0]
-        for function in (np.exp, np.abs, np.negative, np.sqrt):
-            assert np.array_equal(function(a * a).allgather(), function(whole * whole))
-        for function in (np.add, np.subtract, np.multiply, np.divide, np.power):
-            for left, right, one, other in (
-                (a, 2.0, whole, 2.0),
-                (row, a * a + 1, row, whole**2 + 1),
-                (a, a, whole, whole),
-            ):
-                with np.errstate(all="ignore"):
-                    assert np.allclose(
-                        function(left, right).allgather(), function(one, other), equal_nan=True
-                    )
-        refuses(ctx, pb.ArgumentError, ["returned bool", "dtype="], np.isnan, a)
+    whole = numbers(rng, (6, 8), "float64")
+    a, row = ctx.scatter(whole, block=2), whole[0]
+    for function in (np.exp, np.abs, np.negative, np.sqrt):
+        assert np.array_equal(function(a * a).allgather(), function(whole * whole))
+    for function in (np.add, np.subtract, np.multiply, np.divide, np.power):
+        for left, right, one, other in (
+            (a, 2.0, whole, 2.0),
+            (row, a * a + 1, row, whole**2 + 1),
+            (a, a, whole, whole),
+        ):
+            with np.errstate(all="ignore"):
+                assert np.allclose(function(left, right).allgather(), function(one, other), equal_nan=True)
+    refuses(ctx, pb.ArgumentError, ["returned bool", "dtype="], np.isnan, a)
 
 
 @on_ranks(1, 4)
@@ -324,38 +315,37 @@ def test_errors(comm):
 
 
 @on_ranks(1, 4)
-def test_no_array(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.zeros((6, 8), block=2)
-        refuses(ctx, TypeError, ["gather()"], np.asarray, a)
-        refuses(ctx, TypeError, ["gather()"], np.array, a)
-        refuses(ctx, TypeError, ["gather()"], np.array, [a])
-        for function in (np.sum, np.linalg.norm, np.transpose, np.copy, np.shape, np.dot, np.allclose):
-            arguments = (a, a) if function in (np.dot, np.allclose) else (a,)
-            words = ["numpy", function.__name__, "gather()"]
-            refuses(ctx, TypeError, words, function, *arguments)
-        for function in (np.modf, np.add.reduce, partial(np.exp, out=np.ones((6, 8)))):
-            refuses(ctx, TypeError, ["A.map(function)", "gather()"], function, a)
-        refuses(ctx, TypeError, ["numpy.floor_divide does not take"], np.floor_divide, a, 2)
-        refuses(ctx, TypeError, ["numpy.add does not take"], operator.iadd, np.ones((6, 8)), a)
-        for name, words in (("argmax", ["no 'argmax', as NumPy's", "gather()"]), ("argmx", ["no 'argmx'"])):
-            refuses(ctx, AttributeError, words, getattr, a, name)
-        refuses(ctx, TypeError, ["has no truth value"], bool, a)
-        for compared in (operator.eq, operator.ne):
-            for right in (a, ctx.eye(4), 1, None, np.zeros((6, 8))):
-                words = ["A == B and A != B", "pb.allclose(A, B)", "`is`"]
-                refuses(ctx, TypeError, words, compared, a, right)
-        refuses(ctx, TypeError, ["A == B"], operator.eq, np.zeros((6, 8)), a)
-        other = ctx.eye(4)
-        same = a in [other, a][1:] and {a: 1}[a] == 1 and len({a, other}) == 2
-        assert same, "identity: not itself"
-        refuses(ctx, TypeError, ["not iterable"], list, a)
-        found = (a.ndim, a.size, len(a), a.shape)
-        assert found == (2, 48, 6, (6, 8)), "sizes"
-        text = repr(a), repr(a.T), repr(a[1:3, 2:5]), repr(ctx)
-        words = ("6x8 float64", "8x6 float64", "2x3 float64", f"of {comm.size}")
-        good = all(w in t and "\n" not in t for t, w in zip(text, words, strict=True))
-        assert good, f"repr: {text}"
+def test_no_array(comm, ctx):
+    a = ctx.zeros((6, 8), block=2)
+    refuses(ctx, TypeError, ["gather()"], np.asarray, a)
+    refuses(ctx, TypeError, ["gather()"], np.array, a)
+    refuses(ctx, TypeError, ["gather()"], np.array, [a])
+    for function in (np.sum, np.linalg.norm, np.transpose, np.copy, np.shape, np.dot, np.allclose):
+        arguments = (a, a) if function in (np.dot, np.allclose) else (a,)
+        words = ["numpy", function.__name__, "gather()"]
+        refuses(ctx, TypeError, words, function, *arguments)
+    for function in (np.modf, np.add.reduce, partial(np.exp, out=np.ones((6, 8)))):
+        refuses(ctx, TypeError, ["A.map(function)", "gather()"], function, a)
+    refuses(ctx, TypeError, ["numpy.floor_divide does not take"], np.floor_divide, a, 2)
+    refuses(ctx, TypeError, ["numpy.add does not take"], operator.iadd, np.ones((6, 8)), a)
+    for name, words in (("argmax", ["no 'argmax', as NumPy's", "gather()"]), ("argmx", ["no 'argmx'"])):
+        refuses(ctx, AttributeError, words, getattr, a, name)
+    refuses(ctx, TypeError, ["has no truth value"], bool, a)
+    for compared in (operator.eq, operator.ne):
+        for right in (a, ctx.eye(4), 1, None, np.zeros((6, 8))):
+            words = ["A == B and A != B", "pb.allclose(A, B)", "`is`"]
+            refuses(ctx, TypeError, words, compared, a, right)
+    refuses(ctx, TypeError, ["A == B"], operator.eq, np.zeros((6, 8)), a)
+    other = ctx.eye(4)
+    same = a in [other, a][1:] and {a: 1}[a] == 1 and len({a, other}) == 2
+    assert same, "identity: not itself"
+    refuses(ctx, TypeError, ["not iterable"], list, a)
+    found = (a.ndim, a.size, len(a), a.shape)
+    assert found == (2, 48, 6, (6, 8)), "sizes"
+    text = repr(a), repr(a.T), repr(a[1:3, 2:5]), repr(ctx)
+    words = ("6x8 float64", "8x6 float64", "2x3 float64", f"of {comm.size}")
+    good = all(w in t and "\n" not in t for t, w in zip(text, words, strict=True))
+    assert good, f"repr: {text}"
 
 
 def test_np_save_leaves_no_file(tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import pblasmp as pb
 from pblasmp import _core, pblas
-from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from pblasmp.pblas.routine_functions import PblasRoutine
 from pblasmp.runtime import matrix_calls
 from reference.scalapack import ScaLAPACK
@@ -74,12 +73,6 @@ def every_call(comm, routines, seed):
                 call = Asked(options, dtype, way, pick(rng, every)[0], apart=apart)
                 table.check(ctx, rng, routine, call)
             each_its_own(comm, routine, apart)
-
-
-@pytest.fixture
-def no_library(monkeypatch):
-    """Small matrices need no ScaLAPACK."""
-    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
 
 
 @pytest.mark.parametrize("routines", HALVES.values(), ids=HALVES)

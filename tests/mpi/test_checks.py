@@ -20,14 +20,13 @@ TYPES = ("float32", "complex128")
 
 
 @on_ranks(2, *only_long(1, 3, 4, 5, 6))
-def test_verify(comm):
+def test_verify(ctx):
     rng = np.random.default_rng(57)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in TYPES:
-            cases.right_and_wrong(ctx, rng, dtype)
-        cases.wrong_in_other_ways(ctx, rng)
-        faults(ctx)
-        checked(ctx, rng)
+    for dtype in TYPES:
+        cases.right_and_wrong(ctx, rng, dtype)
+    cases.wrong_in_other_ways(ctx, rng)
+    faults(ctx)
+    checked(ctx, rng)
 
 
 def faults(ctx):

@@ -23,89 +23,85 @@ N, NB = 40, 6
 
 
 @on_ranks(2, 4)
-def test_ranks_that_look_closer_and_ranks_that_do_not(comm):
+def test_ranks_that_look_closer_and_ranks_that_do_not(comm, ctx):
     """Ranks that need a closer look at their arguments, and ranks that do not, make the same calls."""
     last = comm.rank == comm.size - 1
     rng = np.random.default_rng(6)
-    with pb.Context(comm, engine="host") as ctx:
-        x = rng.integers(-4, 5, (20, 20)).astype(float)
-        a, c = (scattered(ctx, layout(rng, v.shape, comm.size), v) for v in (x, np.zeros((20, 20))))
-        expected = 2 * x[:10] @ x
-        for count in range(3):
-            alpha = np.array(2.0) if last else 2
-            pb.matmul(a[:10, :], a, out=c[:10, :], alpha=alpha)
-            check_view(c[:10, :], expected, f"alpha as an array on one rank, {count}")
-            pb.blas.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
-            found = np.tril(c[4:8, 4:8].allgather())
-            check_array(found, np.tril(2 * x[4:8] @ x[4:8].T), f"syrk, {count}")
-        for call, words in (
-            (lambda: pb.matmul(a[: 10 + last, :], a), ["matmul: the ranks gave different", "\n  a:"]),
-            (lambda: pb.matmul(a, a, alpha=-1 - last), ["\n  alpha:", "-1.0 on rank", "-2.0 on rank"]),
-            (lambda: pb.blas.syrk(a, uplo="UL"[last]), ["syrk: the ranks gave different", "\n  uplo:"]),
-            (lambda: pb.blas.trmm(a, a) if last else pb.blas.trsm(a, a), ["different calls", "trmm", "trsm"]),
-            (lambda: a.norm() if last else a @ a, ["different calls", "norm", "matmul"]),
-            (lambda: a.redistribute(block=4 + last), ["redistribute: the ranks gave different", "\n  to:"]),
-            (
-                lambda: a.redistribute(block=4) if last else pb.blas.geadd(a, c, out=c),
-                ["different calls", "redistribute", "geadd"],
-            ),
-            (lambda: c.__setitem__(slice(4), a[last : 4 + last]), ["the ranks gave different", "\n  value:"]),
-        ):
-            refuses(ctx, pb.RankMismatchError, words, call)
-        twin = ctx.zeros(a.descriptor)
-        refuses(
-            ctx, pb.ArgumentError, ["shares memory"], lambda: a.redistribute(out=twin if comm.rank else a)
+    x = rng.integers(-4, 5, (20, 20)).astype(float)
+    a, c = (scattered(ctx, layout(rng, v.shape, comm.size), v) for v in (x, np.zeros((20, 20))))
+    expected = 2 * x[:10] @ x
+    for count in range(3):
+        alpha = np.array(2.0) if last else 2
+        pb.matmul(a[:10, :], a, out=c[:10, :], alpha=alpha)
+        check_view(c[:10, :], expected, f"alpha as an array on one rank, {count}")
+        pb.blas.syrk(a[4:8, :], out=c[4:8, 4:8], alpha=alpha)
+        found = np.tril(c[4:8, 4:8].allgather())
+        check_array(found, np.tril(2 * x[4:8] @ x[4:8].T), f"syrk, {count}")
+    for call, words in (
+        (lambda: pb.matmul(a[: 10 + last, :], a), ["matmul: the ranks gave different", "\n  a:"]),
+        (lambda: pb.matmul(a, a, alpha=-1 - last), ["\n  alpha:", "-1.0 on rank", "-2.0 on rank"]),
+        (lambda: pb.blas.syrk(a, uplo="UL"[last]), ["syrk: the ranks gave different", "\n  uplo:"]),
+        (lambda: pb.blas.trmm(a, a) if last else pb.blas.trsm(a, a), ["different calls", "trmm", "trsm"]),
+        (lambda: a.norm() if last else a @ a, ["different calls", "norm", "matmul"]),
+        (lambda: a.redistribute(block=4 + last), ["redistribute: the ranks gave different", "\n  to:"]),
+        (
+            lambda: a.redistribute(block=4) if last else pb.blas.geadd(a, c, out=c),
+            ["different calls", "redistribute", "geadd"],
+        ),
+        (lambda: c.__setitem__(slice(4), a[last : 4 + last]), ["the ranks gave different", "\n  value:"]),
+    ):
+        refuses(ctx, pb.RankMismatchError, words, call)
+    twin = ctx.zeros(a.descriptor)
+    refuses(ctx, pb.ArgumentError, ["shares memory"], lambda: a.redistribute(out=twin if comm.rank else a))
+    c[:10, :], moved = a[10:, :], a[:, 3:].redistribute(block=(3, 2), dtype="float64" if last else None)
+    check_view(c[:10, :], x[10:], "rows in the place of others")
+    check_view(moved, x[:, 3:], "moved, a type on one rank")
+    words, faulty = ["sizes", f"rank {comm.size - 1}"], a[:9, :] if last else a
+    refuses(ctx, pb.LayoutError, words, pb.matmul, a, faulty)
+    ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
+    f = ctx.scatter(x, block=4, grid=pb.Grid.squarest(comm.size), order="F")
+    g = ctx.zeros(f.descriptor)
+    desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, max(1, f.local.shape[0]))
+    m = np.int64(10) if last else 10
+
+    def product(ja=1, desc=desc, descb=desc, m=m):
+        pblas.pdgemm(
+            "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, descb, 0.0, g.local, 1, 1, desc
         )
-        c[:10, :], moved = a[10:, :], a[:, 3:].redistribute(block=(3, 2), dtype="float64" if last else None)
-        check_view(c[:10, :], x[10:], "rows in the place of others")
-        check_view(moved, x[:, 3:], "moved, a type on one rank")
-        words, faulty = ["sizes", f"rank {comm.size - 1}"], a[:9, :] if last else a
-        refuses(ctx, pb.LayoutError, words, pb.matmul, a, faulty)
-        ictxt = pblas.gridinit(ctx, "Row", *pb.Grid.squarest(comm.size).shape)
-        f = ctx.scatter(x, block=4, grid=pb.Grid.squarest(comm.size), order="F")
-        g = ctx.zeros(f.descriptor)
-        desc = pblas.descinit(20, 20, 4, 4, 0, 0, ictxt, max(1, f.local.shape[0]))
-        m = np.int64(10) if last else 10
 
-        def product(ja=1, desc=desc, descb=desc, m=m):
-            pblas.pdgemm(
-                "N", "T", m, 20, 20, 1.0, f.local, 1, ja, desc, f.local, 1, 1, descb, 0.0, g.local, 1, 1, desc
-            )
-
-        product()
-        check_view(g[:10, :], x[:10] @ x.T, "pdgemm")
-        refuses(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
-        for wrong in (7, [[1]] * 9, None, desc[:7]):
-            given = wrong if last else desc
-            refuses(ctx, pblas.ParameterError, ["(descb)"], product, descb=given, m=10)
-        product(descb=list(map(int, desc)) if last else desc)
-        check_view(g[:10, :], x[:10] @ x.T, "descriptor as a list")
+    product()
+    check_view(g[:10, :], x[:10] @ x.T, "pdgemm")
+    refuses(ctx, pblas.ParameterError, ["argument 9 (ja)"], product, 1 + last)
+    for wrong in (7, [[1]] * 9, None, desc[:7]):
+        given = wrong if last else desc
+        refuses(ctx, pblas.ParameterError, ["(descb)"], product, descb=given, m=10)
+    product(descb=list(map(int, desc)) if last else desc)
+    check_view(g[:10, :], x[:10] @ x.T, "descriptor as a list")
 
 
 @on_ranks(1, 4)
-def test_the_same_call_again(comm):
+def test_the_same_call_again(comm, ctx):
     """Programs that are kept know what changes between equal calls: values, alpha, memory, and what may be written."""
     rng = np.random.default_rng(9)
-    with pb.Context(comm, engine="host") as ctx:
-        x = rng.integers(-4, 5, (24, 24)).astype(float)
-        of_a, of_c = (layout(rng, x.shape, comm.size) for _ in "ac")
-        a, c = scattered(ctx, of_a, x), ctx.zeros(of_c)
-        for count in range(6):
-            alpha = 1 + count // 3
-            a.local[...] += 1
-            x += 1
-            pb.matmul(a[:9, :], a, out=c[:9, :], alpha=alpha)
-            check_view(c[:9, :], alpha * x[:9] @ x, f"run {count}")
-        held = [weakref.ref(each.local) for each in (a, c)]
-        del a, c
-        assert not any(each() is not None for each in held), "memory"
-        for count in range(3):  # likely at the same addresses
-            b, c = scattered(ctx, of_a, x + count), ctx.zeros(of_c)
-            pb.matmul(b[:9, :], b, out=c[:9, :])
-            check_view(c[:9, :], (x + count)[:9] @ (x + count), f"new matrix {count}")
-        _sums_again(ctx)
-        c.local.flags.writeable = False
-        refuses(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :])
+    x = rng.integers(-4, 5, (24, 24)).astype(float)
+    of_a, of_c = (layout(rng, x.shape, comm.size) for _ in "ac")
+    a, c = scattered(ctx, of_a, x), ctx.zeros(of_c)
+    for count in range(6):
+        alpha = 1 + count // 3
+        a.local[...] += 1
+        x += 1
+        pb.matmul(a[:9, :], a, out=c[:9, :], alpha=alpha)
+        check_view(c[:9, :], alpha * x[:9] @ x, f"run {count}")
+    held = [weakref.ref(each.local) for each in (a, c)]
+    del a, c
+    assert not any(each() is not None for each in held), "memory"
+    for count in range(3):  # likely at the same addresses
+        b, c = scattered(ctx, of_a, x + count), ctx.zeros(of_c)
+        pb.matmul(b[:9, :], b, out=c[:9, :])
+        check_view(c[:9, :], (x + count)[:9] @ (x + count), f"new matrix {count}")
+    _sums_again(ctx)
+    c.local.flags.writeable = False
+    refuses(ctx, pb.ArgumentError, ["read-only"], pb.matmul, b[:9, :], b, out=c[:9, :])
 
 
 def _sums_again(ctx):
@@ -243,20 +239,19 @@ def test_small_calls_stay_direct_after_measurements(comm, tuning_file):
 
 
 @on_ranks(1, 4)
-def test_scalars_beyond_single_precision(comm):
+def test_scalars_beyond_single_precision(ctx):
     """Scalars beyond single precision count as infinite."""
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in ("float32", "complex64"):
-            a = ctx.full((6, 6), 1.0, block=2, dtype=dtype)
-            for name, call in (
-                ("matmul", lambda a: pb.matmul(a, a, alpha=-1e300)),
-                ("syrk", lambda a: pb.blas.syrk(a, a, alpha=1e39, beta=1)),
-                ("herk", lambda a: pb.blas.herk(a, a, beta=1e300)),
-                ("trsm", lambda a: pb.blas.trsm(a, a, alpha=1e300)),
-                ("gemv", lambda a: pb.blas.gemv(a, a[:, :1], a[:1], beta=1e300)),
-            ):
-                found = call(a).allgather()[0, 0]
-                assert not np.isfinite(found), f"{name} {dtype}"
+    for dtype in ("float32", "complex64"):
+        a = ctx.full((6, 6), 1.0, block=2, dtype=dtype)
+        for name, call in (
+            ("matmul", lambda a: pb.matmul(a, a, alpha=-1e300)),
+            ("syrk", lambda a: pb.blas.syrk(a, a, alpha=1e39, beta=1)),
+            ("herk", lambda a: pb.blas.herk(a, a, beta=1e300)),
+            ("trsm", lambda a: pb.blas.trsm(a, a, alpha=1e300)),
+            ("gemv", lambda a: pb.blas.gemv(a, a[:, :1], a[:1], beta=1e300)),
+        ):
+            found = call(a).allgather()[0, 0]
+            assert not np.isfinite(found), f"{name} {dtype}"
 
 
 @on_ranks(1)
@@ -288,64 +283,63 @@ def test_moved_alone(comm):
 
 
 @on_ranks(4, runner=run_on_one_node)
-def test_moved_together(comm):
+def test_moved_together(comm, ctx):
     """p?gemr2d and p?trmr2d between grids take one vote; what the processes do not say alike is found as ever."""
-    with pb.Context(comm, engine="host") as ctx:
-        everybody = pblas.gridinit(ctx, "Row", 1, comm.size)
-        every = {
-            shape: pblas.gridinit(ctx, "Col", *shape)
-            for shape in ((1, comm.size), (comm.size, 1), (1, 2), (1, 1))
-        }
-        last = comm.rank == comm.size - 1
+    everybody = pblas.gridinit(ctx, "Row", 1, comm.size)
+    every = {
+        shape: pblas.gridinit(ctx, "Col", *shape)
+        for shape in ((1, comm.size), (comm.size, 1), (1, 2), (1, 1))
+    }
+    last = comm.rank == comm.size - 1
 
-        def held(shape, x, block, source):
-            """The arguments of a matrix on a grid; its local array is a copy."""
-            ictxt = every[shape]
-            if ictxt == -1:
-                return [np.zeros((1, 1)), 1, 1, np.full(9, -1)]
-            d = pb.MatrixDescriptor(x.shape, block, pb.Grid(*shape, order="col"), source, "f8", "F")
-            local = np.asfortranarray(x[np.ix_(*d.global_indices(comm.rank))])
-            desc = pblas.descinit(*x.shape, *block, *source, ictxt, max(1, local.shape[0]))
-            return [local, 3, 2, desc]
+    def held(shape, x, block, source):
+        """The arguments of a matrix on a grid; its local array is a copy."""
+        ictxt = every[shape]
+        if ictxt == -1:
+            return [np.zeros((1, 1)), 1, 1, np.full(9, -1)]
+        d = pb.MatrixDescriptor(x.shape, block, pb.Grid(*shape, order="col"), source, "f8", "F")
+        local = np.asfortranarray(x[np.ix_(*d.global_indices(comm.rank))])
+        desc = pblas.descinit(*x.shape, *block, *source, ictxt, max(1, local.shape[0]))
+        return [local, 3, 2, desc]
 
-        x, y = np.arange(400.0).reshape(20, 20), np.zeros((20, 20))
-        planned, moves.move_planned = moves.move_planned, None
-        try:
-            for count, (of, to) in enumerate(itertools.permutations(every, 2)):
-                m, n = 5 + count, 17 - count
-                a, b = held(of, x, (3, 2), (0, of[1] - 1)), held(to, y, (2, 4), (to[0] - 1, 0))
-                expected = y.copy()
-                part, options = np.ones((m, n), bool), ()
-                if count % 2:
-                    options = "LU"[count % 4 // 2], "N"
-                    i, j = np.indices((m, n))
-                    part = j - i <= max(n - m, 0) if options[0] == "L" else j - i >= min(n - m, 0)
-                expected[2 : 2 + m, 1 : 1 + n][part] = x[2 : 2 + m, 1 : 1 + n][part]
-                getattr(pblas, "pdtrmr2d" if options else "pdgemr2d")(*options, m, n, *a, *b, everybody)
-                there = held(to, expected, (2, 4), (to[0] - 1, 0))
-                check_array(b[0], there[0], f"{of} to {to} {options}")
-        finally:
-            moves.move_planned = planned
-        a, b = held((1, comm.size), x, (3, 2), (0, 0)), held((1, 2), y, (2, 4), (0, 0))
+    x, y = np.arange(400.0).reshape(20, 20), np.zeros((20, 20))
+    planned, moves.move_planned = moves.move_planned, None
+    try:
+        for count, (of, to) in enumerate(itertools.permutations(every, 2)):
+            m, n = 5 + count, 17 - count
+            a, b = held(of, x, (3, 2), (0, of[1] - 1)), held(to, y, (2, 4), (to[0] - 1, 0))
+            expected = y.copy()
+            part, options = np.ones((m, n), bool), ()
+            if count % 2:
+                options = "LU"[count % 4 // 2], "N"
+                i, j = np.indices((m, n))
+                part = j - i <= max(n - m, 0) if options[0] == "L" else j - i >= min(n - m, 0)
+            expected[2 : 2 + m, 1 : 1 + n][part] = x[2 : 2 + m, 1 : 1 + n][part]
+            getattr(pblas, "pdtrmr2d" if options else "pdgemr2d")(*options, m, n, *a, *b, everybody)
+            there = held(to, expected, (2, 4), (to[0] - 1, 0))
+            check_array(b[0], there[0], f"{of} to {to} {options}")
+    finally:
+        moves.move_planned = planned
+    a, b = held((1, comm.size), x, (3, 2), (0, 0)), held((1, 2), y, (2, 4), (0, 0))
 
-        def move(m=5, i=3, uplo="L"):
-            pblas.pdtrmr2d(uplo, "N", m, 6, a[0], i, *a[2:], *b, everybody)
+    def move(m=5, i=3, uplo="L"):
+        pblas.pdtrmr2d(uplo, "N", m, 6, a[0], i, *a[2:], *b, everybody)
 
-        refuses(ctx, pb.RankMismatchError, ["\n  m:"], move, m=5 + last)
-        refuses(ctx, pb.RankMismatchError, ["trapezoid"], move, uplo="UL"[last])
-        refuses(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, i=3 - last)
-        refuses(ctx, pblas.ParameterError, ["argument"], move, i=18 if last else 3)
-        check_array(b[0], held((1, 2), y, (2, 4), (0, 0))[0], "nothing is written")
-        large = np.arange(410.0**2).reshape(410, 410)
-        a, b = held((comm.size, 1), large, (3, 2), (0, 0)), held((1, 2), np.zeros((410, 410)), (9, 4), (0, 0))
-        capacity = ctx.engine.direct.sets.capacity
-        pblas.pdgemr2d(400, 400, *a, *b, everybody)
-        expected = np.zeros((410, 410))
-        expected[2:402, 1:401] = large[2:402, 1:401]
-        check_array(b[0], held((1, 2), expected, (9, 4), (0, 0))[0], "a large one")
-        assert ctx.engine.direct.sets.capacity == capacity, "a large one"
-        for ictxt in (everybody, *every.values()):
-            pblas.gridexit(ictxt)
+    refuses(ctx, pb.RankMismatchError, ["\n  m:"], move, m=5 + last)
+    refuses(ctx, pb.RankMismatchError, ["trapezoid"], move, uplo="UL"[last])
+    refuses(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, i=3 - last)
+    refuses(ctx, pblas.ParameterError, ["argument"], move, i=18 if last else 3)
+    check_array(b[0], held((1, 2), y, (2, 4), (0, 0))[0], "nothing is written")
+    large = np.arange(410.0**2).reshape(410, 410)
+    a, b = held((comm.size, 1), large, (3, 2), (0, 0)), held((1, 2), np.zeros((410, 410)), (9, 4), (0, 0))
+    capacity = ctx.engine.direct.sets.capacity
+    pblas.pdgemr2d(400, 400, *a, *b, everybody)
+    expected = np.zeros((410, 410))
+    expected[2:402, 1:401] = large[2:402, 1:401]
+    check_array(b[0], held((1, 2), expected, (9, 4), (0, 0))[0], "a large one")
+    assert ctx.engine.direct.sets.capacity == capacity, "a large one"
+    for ictxt in (everybody, *every.values()):
+        pblas.gridexit(ictxt)
 
 
 @on_ranks(1, *only_long(2), 4, *only_long(6))
@@ -380,86 +374,82 @@ def test_small(comm):
 
 
 @on_ranks(1, *only_long(2), 4, *only_long(6))
-def test_pivots(comm):
+def test_pivots(comm, ctx):
     """IPIV in 64 bits, as in 32; one that is illegal, on one rank or on all; one that is too short."""
     n, at, grid = 24, 4, pb.Grid.squarest(comm.size)
     rng = np.random.default_rng(17)
     whole, right = rng.standard_normal((n + at, n + at)), rng.standard_normal((n + at, 5))
-    with pb.Context(comm, engine="host") as ctx:
-        ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
+    ictxt = pblas.gridinit(ctx, "Row", *grid.shape)
 
-        def held(values, i, j):
-            x = scattered(ctx, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"), values)
-            rows = max(1, x.local.shape[0])
-            return x, (x.local, i, j, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
+    def held(values, i, j):
+        x = scattered(ctx, pb.MatrixDescriptor(values.shape, (5, 3), grid, order="F"), values)
+        rows = max(1, x.local.shape[0])
+        return x, (x.local, i, j, pblas.descinit(*values.shape, 5, 3, 0, 0, ictxt, rows))
 
-        (a, of_a), (x, of_x), found = held(whole, at, at + 1), held(right, at, 1), []
-        begin = a.local.copy(), x.local.copy()
-        for dtype in (np.int32, np.int64):
-            ipiv = np.zeros(a.local.shape[0] + 5, dtype)
-            for _ in range(2):  # the second is a call that is known
-                a.local[...], x.local[...] = begin
-                pblas.pdgetrf(n, n, *of_a, ipiv)
-                pblas.pdgetrs("T", n, 5, *of_a, ipiv, *of_x)
-                pblas.pdgetri(n, *of_a, ipiv)
-                found.append((ipiv.astype(int), x.allgather(), a.allgather()))
-        for other, (what, expected) in itertools.product(found[1:], enumerate(found[0])):
-            check_array(other[what], expected, ("IPIV", "X", "the inverse")[what])
-        expected = np.linalg.inv(whole[at - 1 : at - 1 + n, at : at + n])
-        check_near(found[0][2][at - 1 : at - 1 + n, at : at + n], expected, "inverse", atol=1e-10)
-        assert not inside.plans_kept(ctx), "direct"
-        x, of_x = held(right, at, 1)
-        for wrong, everywhere in itertools.product((at - 1, at + n), (True, False)):
-            illegal = ipiv.copy()
-            if everywhere or comm.rank == comm.size - 1:
-                illegal[illegal > 0] = wrong
-            numbers = f"expected numbers of rows of A from {at} to {at + n - 1}, got {wrong}"
-            words = ["pdgetrs", "argument 8 (ipiv)", numbers, "INFO = -8"]
-            given = ("N", n, 5, *of_a, illegal, *of_x)
-            refuses(ctx, pblas.ParameterError, words, pblas.pdgetrs, *given)
-            check_view(x, right, f"{wrong} {everywhere}")
-            words = ["pdgetri", "argument 6 (ipiv)", numbers, "INFO = -6"]
-            refuses(ctx, pblas.ParameterError, words, pblas.pdgetri, n, *of_a, illegal)
-        short = np.zeros(
-            max(0, a.local.shape[0] - 1), np.int32
-        )  # enough for sub(A), which ends before A does
-        words = ["INFO = -7", "ipiv", "integers, one for each row"]
-        given = (n, n, *of_a, short if comm.rank == 0 else ipiv)
-        refuses(ctx, pblas.ParameterError, words, pblas.pdgetrf, *given)
-        pblas.gridexit(ictxt)
+    (a, of_a), (x, of_x), found = held(whole, at, at + 1), held(right, at, 1), []
+    begin = a.local.copy(), x.local.copy()
+    for dtype in (np.int32, np.int64):
+        ipiv = np.zeros(a.local.shape[0] + 5, dtype)
+        for _ in range(2):  # the second is a call that is known
+            a.local[...], x.local[...] = begin
+            pblas.pdgetrf(n, n, *of_a, ipiv)
+            pblas.pdgetrs("T", n, 5, *of_a, ipiv, *of_x)
+            pblas.pdgetri(n, *of_a, ipiv)
+            found.append((ipiv.astype(int), x.allgather(), a.allgather()))
+    for other, (what, expected) in itertools.product(found[1:], enumerate(found[0])):
+        check_array(other[what], expected, ("IPIV", "X", "the inverse")[what])
+    expected = np.linalg.inv(whole[at - 1 : at - 1 + n, at : at + n])
+    check_near(found[0][2][at - 1 : at - 1 + n, at : at + n], expected, "inverse", atol=1e-10)
+    assert not inside.plans_kept(ctx), "direct"
+    x, of_x = held(right, at, 1)
+    for wrong, everywhere in itertools.product((at - 1, at + n), (True, False)):
+        illegal = ipiv.copy()
+        if everywhere or comm.rank == comm.size - 1:
+            illegal[illegal > 0] = wrong
+        numbers = f"expected numbers of rows of A from {at} to {at + n - 1}, got {wrong}"
+        words = ["pdgetrs", "argument 8 (ipiv)", numbers, "INFO = -8"]
+        given = ("N", n, 5, *of_a, illegal, *of_x)
+        refuses(ctx, pblas.ParameterError, words, pblas.pdgetrs, *given)
+        check_view(x, right, f"{wrong} {everywhere}")
+        words = ["pdgetri", "argument 6 (ipiv)", numbers, "INFO = -6"]
+        refuses(ctx, pblas.ParameterError, words, pblas.pdgetri, n, *of_a, illegal)
+    short = np.zeros(max(0, a.local.shape[0] - 1), np.int32)  # enough for sub(A), which ends before A does
+    words = ["INFO = -7", "ipiv", "integers, one for each row"]
+    given = (n, n, *of_a, short if comm.rank == 0 else ipiv)
+    refuses(ctx, pblas.ParameterError, words, pblas.pdgetrf, *given)
+    pblas.gridexit(ictxt)
 
 
 @on_ranks(4, runner=run_on_one_node)
-def test_without_more_shared_memory_calls_that_fit_stay_direct(comm):
+def test_without_more_shared_memory_calls_that_fit_stay_direct(comm, ctx):
     """A node that has no more shared memory: calls that need more are planned, those that fit go on as before."""
     rng = np.random.default_rng(77)
-    with pb.Context(comm, engine="host") as ctx:
-        x = rng.integers(-4, 5, (800, 400)).astype(float)
-        a = ctx.scatter(x, block=16, grid=pb.Grid.squarest(comm.size))
-        few, get = slice(0, 64), Buffers.get
-        check_array(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T, "before")
+    x = rng.integers(-4, 5, (800, 400)).astype(float)
+    a = ctx.scatter(x, block=16, grid=pb.Grid.squarest(comm.size))
+    few, get = slice(0, 64), Buffers.get
+    check_array(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T, "before")
 
-        def refuses(buffers, name, nbytes, *, shared):
-            if name == calls.SLABS:
-                raise MemoryError
-            return get(buffers, name, nbytes, shared=shared)
+    def refuses(buffers, name, nbytes, *, shared):
+        if name == calls.SLABS:
+            raise MemoryError
+        return get(buffers, name, nbytes, shared=shared)
 
-        Buffers.get = refuses
-        try:
-            found = pb.matmul(a, a.T)
-        finally:
-            Buffers.get = get
-        check_view(found, x @ x.T, "refused")
-        assert inside.plans_kept(ctx) != 0, "refused"
-        planned = inside.plans_kept(ctx)
-        for count in range(3):
-            check_array(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T, f"fits {count}")
-        assert inside.plans_kept(ctx) == planned, "still direct"
-        check_array(pb.matmul(a, a.T).allgather(), x @ x.T, "large again")
+    Buffers.get = refuses
+    try:
+        found = pb.matmul(a, a.T)
+    finally:
+        Buffers.get = get
+    check_view(found, x @ x.T, "refused")
+    assert inside.plans_kept(ctx) != 0, "refused"
+    planned = inside.plans_kept(ctx)
+    for count in range(3):
+        check_array(pb.matmul(a[few, :], a[few, :].T).allgather(), x[few] @ x[few].T, f"fits {count}")
+    assert inside.plans_kept(ctx) == planned, "still direct"
+    check_array(pb.matmul(a, a.T).allgather(), x @ x.T, "large again")
 
 
 @on_ranks(2)
-def test_failures_before_anything_has_happened(comm):
+def test_failures_before_anything_has_happened(comm, ctx):
     """Where one rank cannot begin a call, all take the ordinary way, and the context goes on."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, N, N))
@@ -467,39 +457,38 @@ def test_failures_before_anything_has_happened(comm):
     def fails(*_args, **_options):
         raise error
 
-    with pb.Context(comm, engine="host") as ctx:
-        a, b = (ctx.scatter(v if ctx.rank == 0 else None, block=NB, dtype="float64") for v in (x, y))
-        d = ctx.zeros((N, N), block=3)
-        tall, wide = pblas.gridinit(ctx, "Row", 2, 1), pblas.gridinit(ctx, "Row", 1, 2)
-        mine = slice(4 * comm.rank, 4 * comm.rank + 4)
-        rows, cols = np.asfortranarray(x[mine, :8]), np.zeros((8, 4), order="F")
+    a, b = (ctx.scatter(v if ctx.rank == 0 else None, block=NB, dtype="float64") for v in (x, y))
+    d = ctx.zeros((N, N), block=3)
+    tall, wide = pblas.gridinit(ctx, "Row", 2, 1), pblas.gridinit(ctx, "Row", 1, 2)
+    mine = slice(4 * comm.rank, 4 * comm.rank + 4)
+    rows, cols = np.asfortranarray(x[mine, :8]), np.zeros((8, 4), order="F")
 
-        def move():
-            cols[...] = 0
-            pblas.pdgemr2d(
-                8, 8, rows, 1, 1, [1, tall, 8, 8, 4, 8, 0, 0, 4],
-                cols, 1, 1, [1, wide, 8, 8, 8, 4, 0, 0, 8], tall,
-            )  # fmt: skip
-            return cols
+    def move():
+        cols[...] = 0
+        pblas.pdgemr2d(
+            8, 8, rows, 1, 1, [1, tall, 8, 8, 4, 8, 0, 0, 4],
+            cols, 1, 1, [1, wide, 8, 8, 8, 4, 0, 0, 8], tall,
+        )  # fmt: skip
+        return cols
 
-        cases = {
-            "product": (calls.HostDirect, "_load", lambda: pb.matmul(a, b, out=d), x @ y),
-            "reduced": (
-                *(calls.HostDirect, "_load", lambda: np.array([pb.blas.dot(a[:, :1], b[:, :1])])),
-                x[:, 0] @ y[:, 0],
-            ),
-            "norm": (calls, "MatrixReducer", lambda: np.array([pb.linalg.norm(a)]), np.linalg.norm(x)),
-            "moved": (calls, "Move", move, x[:8, mine]),
-            "without": (None, "", lambda: pb.matmul(a, b, out=d), x @ y),
-        }
-        for error in (MemoryError("no room"), pb.LibraryNotFoundError("no routine")):
-            for name, (of, made, compute, expected) in cases.items():
-                with ExitStack() as patched:
-                    if of and comm.rank == 1:
-                        patched.enter_context(mock.patch.object(of, made, fails))
-                    found = compute()
-                if isinstance(found, pb.DistributedMatrix):
-                    found, expected = found.local, part(expected, found.descriptor, comm.rank)
-                check_near(found, np.atleast_1d(expected), f"{name}, {error}", atol=1e-12)
-        pblas.gridexit(wide)
-        pblas.gridexit(tall)
+    cases = {
+        "product": (calls.HostDirect, "_load", lambda: pb.matmul(a, b, out=d), x @ y),
+        "reduced": (
+            *(calls.HostDirect, "_load", lambda: np.array([pb.blas.dot(a[:, :1], b[:, :1])])),
+            x[:, 0] @ y[:, 0],
+        ),
+        "norm": (calls, "MatrixReducer", lambda: np.array([pb.linalg.norm(a)]), np.linalg.norm(x)),
+        "moved": (calls, "Move", move, x[:8, mine]),
+        "without": (None, "", lambda: pb.matmul(a, b, out=d), x @ y),
+    }
+    for error in (MemoryError("no room"), pb.LibraryNotFoundError("no routine")):
+        for name, (of, made, compute, expected) in cases.items():
+            with ExitStack() as patched:
+                if of and comm.rank == 1:
+                    patched.enter_context(mock.patch.object(of, made, fails))
+                found = compute()
+            if isinstance(found, pb.DistributedMatrix):
+                found, expected = found.local, part(expected, found.descriptor, comm.rank)
+            check_near(found, np.atleast_1d(expected), f"{name}, {error}", atol=1e-12)
+    pblas.gridexit(wide)
+    pblas.gridexit(tall)

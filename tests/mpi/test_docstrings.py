@@ -22,19 +22,18 @@ def functions():
 
 
 @on_ranks(2, runner=run_on_one_node)
-def test_examples(comm):
+def test_examples(ctx):
     runner, told = doctest.DocTestRunner(verbose=False), []
-    with pb.Context(comm, engine="host") as ctx:
-        for name, function in functions():
-            found = doctest.DocTestParser().get_doctest(
-                inspect.getdoc(function), {"pb": pb, "np": np, "ctx": ctx}, name, None, 0
-            )
-            if found.examples:
-                told.clear()
-                runner.run(found, out=told.append)
-            assert not told, name
-            assert found.examples, name
+    for name, function in functions():
+        found = doctest.DocTestParser().get_doctest(
+            inspect.getdoc(function), {"pb": pb, "np": np, "ctx": ctx}, name, None, 0
+        )
+        if found.examples:
             told.clear()
+            runner.run(found, out=told.append)
+        assert not told, name
+        assert found.examples, name
+        told.clear()
 
 
 def test_related_functions():

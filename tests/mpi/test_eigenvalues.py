@@ -21,14 +21,6 @@ from tests.helpers.spectral_cases import KINDS, eigh_at_the_ends
 la = pb.linalg
 
 
-@pytest.fixture
-def library(monkeypatch):
-    """The ScaLAPACK that is here, which contexts find."""
-    found = cases.library()
-    monkeypatch.setenv(SCALAPACK.environment, str(found))
-    return found
-
-
 @pytest.mark.usefixtures("library")
 @on_ranks(
     1, 2, 4, *only_long(3, 5, 6), runner=run_on_one_node
@@ -100,17 +92,18 @@ def too_small(ctx):
         assert np.allclose(u.allgather() * s @ vh.allgather(), whole), f"svd {shape}"
 
 
-def by_lapack(comm):
+@pytest.mark.usefixtures("no_library")
+@on_ranks(1, 3, *only_long(2, 4, 5, 6))
+def test_lapack_without_a_library(ctx):
     """Small matrices without any library: the ends of the types' ranges, and what is wrong with arguments."""
     rng = np.random.default_rng(92)
-    with pb.Context(comm, engine="host") as ctx:
-        eigh_at_the_ends(ctx, rng, "complex64")
-        cases.svd_at_the_ends(ctx, rng, "float64")
-        small_and_near(ctx, rng, "lapack")
-        without_elements(ctx)
-        faults(ctx, rng)
-        if ctx.size > 1:
-            without_a_library(ctx)
+    eigh_at_the_ends(ctx, rng, "complex64")
+    cases.svd_at_the_ends(ctx, rng, "float64")
+    small_and_near(ctx, rng, "lapack")
+    without_elements(ctx)
+    faults(ctx, rng)
+    if ctx.size > 1:
+        without_a_library(ctx)
 
 
 def small_and_near(ctx, rng, algo):
@@ -216,12 +209,6 @@ def without_a_library(ctx):
     assert ctx.size > 4 or (la.svdvals(a) == 0).all(), "none"
     w = la.eigvalsh(a, algo="lapack")
     assert (w == 0).all(), "by name"
-
-
-def test_lapack_without_a_library(monkeypatch):
-    monkeypatch.setenv(SCALAPACK.environment, "/nowhere/libscalapack.so")
-    for nranks in (1, 3, *only_long(2, 4, 5, 6)):
-        run_mpi(by_lapack, nranks)
 
 
 SECOND = """

@@ -74,32 +74,29 @@ ELEMENTWISE = (  # computed or converted while the ranks agree
 
 
 @on_ranks(4)
-def test_floating_point_errors_are_raised_by_all_ranks_or_by_none(comm, directory):
+def test_floating_point_errors_are_raised_by_all_ranks_or_by_none(comm, ctx, directory):
     """The last rank raises floating-point errors: all ranks raise NumPy's error of an elementwise call, or none."""
-    with pb.Context(comm, engine="host") as ctx:
-        names = list(calls(ctx, Path(directory)))
-        for name in names:
-            with np.errstate(all="raise" if comm.rank == comm.size - 1 else "ignore"):
-                before, raised = np.geterr(), ""
-                try:
-                    calls(ctx, Path(directory))[name]()
-                except FloatingPointError as error:
-                    raised = str(error)
-                everyone = set(comm.allgather(raised))
-                right = (
-                    len(everyone) == 1 and (name in ELEMENTWISE or everyone == {""}) and np.geterr() == before
-                )
-                assert right, f"{name}: {everyone}, the state is now {np.geterr()}"
+    names = list(calls(ctx, Path(directory)))
+    for name in names:
+        with np.errstate(all="raise" if comm.rank == comm.size - 1 else "ignore"):
+            before, raised = np.geterr(), ""
+            try:
+                calls(ctx, Path(directory))[name]()
+            except FloatingPointError as error:
+                raised = str(error)
+            everyone = set(comm.allgather(raised))
+            right = len(everyone) == 1 and (name in ELEMENTWISE or everyone == {""}) and np.geterr() == before
+            assert right, f"{name}: {everyone}, the state is now {np.geterr()}"
 
-        def divided(i, j):
-            return 1 / (i + j)
+    def divided(i, j):
+        return 1 / (i + j)
 
-        with np.errstate(
-            all="raise" if comm.rank == 0 else "ignore"
-        ):  # the user's own function keeps the user's state
-            words = ["divide by zero", "on rank 0"]
-            make = ctx.from_function
-            refuses(ctx, FloatingPointError, words, make, divided, (8, 8), block=2)
+    with np.errstate(
+        all="raise" if comm.rank == 0 else "ignore"
+    ):  # the user's own function keeps the user's state
+        words = ["divide by zero", "on rank 0"]
+        make = ctx.from_function
+        refuses(ctx, FloatingPointError, words, make, divided, (8, 8), block=2)
 
 
 @on_ranks(2)

@@ -36,39 +36,31 @@ from tests.helpers.factor_cases import (
     relative,
     without_full_rank,
 )
-from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import in_turn, only_long
 
 
-@pytest.mark.parametrize("nranks", [1, *only_long(2, 3), 4, *only_long(5, 6)])
-@pytest.mark.parametrize("per_node", [6, *only_long(1)])
-def test_least_squares_at_the_ends(nranks, per_node, monkeypatch):
+@on_ranks((1, 1), (4, 4), *only_long((2, 2), (3, 3), (5, 5), (6, 6), *((size, 1) for size in range(2, 7))))
+def test_least_squares_at_the_ends(ctx):
     """Tiny and large numbers, and what has no full rank; ``test_calls.py`` has all that is ordinary."""
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(min(nranks, per_node)))
-    run_mpi(ends, nranks)
-
-
-def ends(comm):
     rng = np.random.default_rng(61)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in in_turn(TYPES, keep=4, first=comm.size // 2):
-            with panels_of(ctx, int(rng.integers(1, 9))):
-                least_squares_at_the_ends(ctx, rng, dtype)
-                without_full_rank(ctx, rng, dtype)
+    for dtype in in_turn(TYPES, keep=4, first=ctx.size // 2):
+        with panels_of(ctx, int(rng.integers(1, 9))):
+            least_squares_at_the_ends(ctx, rng, dtype)
+            without_full_rank(ctx, rng, dtype)
 
 
 @on_ranks(1, 4)
-def test_large(comm):
+def test_large(comm, ctx):
     """As users have it: panels, workers and strips of triangles of the engine's own choice."""
     rng = np.random.default_rng(62)
-    with pb.Context(comm, engine="host") as ctx:
-        whole = positive(rng, 700, "float64")
-        for uplo in "LU":
-            d = pb.MatrixDescriptor((700, 700), (48, 40), pb.Grid.squarest(comm.size), order=pick(rng, "CF"))
-            a = scattered(ctx, d, only(uplo, whole))
-            factor = pb.linalg.cholesky(a, lower=uplo == "L", out=a).allgather()
-            lower = np.tril(factor) if uplo == "L" else np.triu(factor).T
-            all_small(f"cholesky {uplo}", factor=relative(lower @ lower.T - whole, whole, 700, "float64"))
+    whole = positive(rng, 700, "float64")
+    for uplo in "LU":
+        d = pb.MatrixDescriptor((700, 700), (48, 40), pb.Grid.squarest(comm.size), order=pick(rng, "CF"))
+        a = scattered(ctx, d, only(uplo, whole))
+        factor = pb.linalg.cholesky(a, lower=uplo == "L", out=a).allgather()
+        lower = np.tril(factor) if uplo == "L" else np.triu(factor).T
+        all_small(f"cholesky {uplo}", factor=relative(lower @ lower.T - whole, whole, 700, "float64"))
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -94,69 +86,68 @@ def test_faults(comm, *, direct):
 
 
 @on_ranks(1, 4)
-def test_names(comm):
+def test_names(comm, ctx):
     """Illegal arguments under ScaLAPACK's names, each with its number; sizes of workspaces; nothing to do."""
-    with pb.Context(comm, engine="host") as ctx:
-        ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
-        columns = pblas.numroc(8, 2, comm.rank, 0, comm.size)
-        desc = pblas.descinit(8, 8, 2, 2, 0, 0, ictxt, 8)
-        a, b = (np.asfortranarray(np.eye(8)[:, :columns]) for _ in "ab")
-        ipiv, tau = np.zeros(10, np.int32), np.zeros(10)
-        at, rhs = (a, 1, 1, desc), (b, 1, 1, desc)
-        for info, name, given in (
-            (-1, "pdpotrf", ("X", 8, *at)),
-            (-2, "pdpotrf", ("L", -1, *at)),
-            (-2, "pdpotrf", ("L", 2.5, *at)),
-            (-2, "pdpotrf", ("L", 8, a, 2, 1, desc)),  # as in ScaLAPACK; PBLAS would report IA
-            (-3, "pdpotrs", ("L", 8, 8, *at, b, 1, 2, desc)),
-            (-3, "pdgels", ("N", 7, 8, 8, *at, b, 2, 1, desc)),
-            (-607, "pdpotrf", ("L", 8, a, 1, 1, [*desc[:6], 1, *desc[7:]])),
-            (-1209, "pdgels", ("N", 8, 8, 8, *at, b, 1, 1, [*desc[:8], 7])),
-            (-3, "pspotrf", ("L", 8, *at)),
-            (-7, "pdgetrf", (8, 8, *at, np.zeros(7, np.int32))),
-            (-7, "pdgetrf", (8, 8, *at, np.zeros(10))),
-            (-7, "pdgetrf", (8, 8, *at, None)),
-            (-7, "pdgeqrf", (8, 8, *at, np.zeros(10, np.float32))),
-            (-3, "pdorgqr", (8, 8, 9, *at, tau)),
-            (-5, "pdormqr", ("L", "N", 8, 8, 9, *at, tau, *rhs)),
-            (-2, "pdormqr", ("L", "C", 8, 8, 8, *at, tau, *rhs)),
-            (-1, "pdgels", ("Q", 8, 8, 8, *at, *rhs)),
-            (-1, "pdgels", ("C", 8, 8, 8, *at, *rhs)),
-            (-4, "pdposv", ("L", 8, 8, *at, *at)),
-            (-8, "pdpotrs", ("L", 4, 4, *at, *at)),
-            (-10, "pdtrtrs", ("L", "N", "N", 4, 4, *at, *at)),
-            (-9, "pdgetrs", ("N", 4, 4, *at, ipiv, *at)),
-            (-2, "pdtrtri", ("L", "X", 8, *at)),
-            (-7, "pdpotrf", ("L", 8, *at, 0)),
-            (-7, "pdpotri", ("L", 8, *at, np.zeros(2, np.int32))),
-            (-8, "pdgeqrf", (8, 8, *at, tau, "no", -1)),
-            (-9, "pdgetri", (8, *at, ipiv, None, -1, np.zeros(1), -1)),
-        ):
-            refuses(ctx, pblas.ParameterError, [f"INFO = {info}"], getattr(pblas, name), *given)
-        work, iwork = np.zeros(1), np.zeros(1, np.int32)
-        asked = pblas.pdgetri(8, *at, ipiv, work, -1, iwork, -1)
-        assert (asked, work[0], iwork[0]) == (0, 1, 1), f"sizes: {asked} {work} {iwork}"
-        if comm.size > 1:
-            size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not requested on rank 0"]
-            refuses(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
-        assert pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0, "nothing: INFO"
-        zeros = ("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)
-        for (trans, m, n), in_panels in itertools.product(zeros, (False, True)):
-            b[:, :], given = 7, np.zeros_like(a)
-            with panels_of(ctx, 3) if in_panels else contextlib.nullcontext():
-                info = pblas.pdgels(trans, m, n, 8, given, 1, 1, desc, *rhs)
-            assert info == 0, f"least squares with {m} x {n} zeros, in panels: {in_panels}"
-            assert not b.any(), f"least squares with {m} x {n} zeros, in panels: {in_panels}"
-        twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
-        assert pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0, "returned: INFO"
-        check_array(np.unique(twice), np.sqrt([0.0, 2.0]), "in place")
-        last = comm.rank == comm.size - 1
-        short, words = (np.zeros(0) if last else tau), ["INFO = -7", "tau", f"rank {comm.size - 1}"]
-        words = words[: 3 if comm.size > 1 else 2]
-        for name, given in (("pdgeqrf", (8, 8, *at, short)), ("pdorgqr", (8, 8, 8, *at, short))):
-            places = [words[0] if name == "pdgeqrf" else "INFO = -8", *words[1:]]
-            refuses(ctx, pblas.ParameterError, places, getattr(pblas, name), *given)
-        pblas.gridexit(ictxt)
+    ictxt = pblas.gridinit(ctx, "Row", 1, comm.size)
+    columns = pblas.numroc(8, 2, comm.rank, 0, comm.size)
+    desc = pblas.descinit(8, 8, 2, 2, 0, 0, ictxt, 8)
+    a, b = (np.asfortranarray(np.eye(8)[:, :columns]) for _ in "ab")
+    ipiv, tau = np.zeros(10, np.int32), np.zeros(10)
+    at, rhs = (a, 1, 1, desc), (b, 1, 1, desc)
+    for info, name, given in (
+        (-1, "pdpotrf", ("X", 8, *at)),
+        (-2, "pdpotrf", ("L", -1, *at)),
+        (-2, "pdpotrf", ("L", 2.5, *at)),
+        (-2, "pdpotrf", ("L", 8, a, 2, 1, desc)),  # as in ScaLAPACK; PBLAS would report IA
+        (-3, "pdpotrs", ("L", 8, 8, *at, b, 1, 2, desc)),
+        (-3, "pdgels", ("N", 7, 8, 8, *at, b, 2, 1, desc)),
+        (-607, "pdpotrf", ("L", 8, a, 1, 1, [*desc[:6], 1, *desc[7:]])),
+        (-1209, "pdgels", ("N", 8, 8, 8, *at, b, 1, 1, [*desc[:8], 7])),
+        (-3, "pspotrf", ("L", 8, *at)),
+        (-7, "pdgetrf", (8, 8, *at, np.zeros(7, np.int32))),
+        (-7, "pdgetrf", (8, 8, *at, np.zeros(10))),
+        (-7, "pdgetrf", (8, 8, *at, None)),
+        (-7, "pdgeqrf", (8, 8, *at, np.zeros(10, np.float32))),
+        (-3, "pdorgqr", (8, 8, 9, *at, tau)),
+        (-5, "pdormqr", ("L", "N", 8, 8, 9, *at, tau, *rhs)),
+        (-2, "pdormqr", ("L", "C", 8, 8, 8, *at, tau, *rhs)),
+        (-1, "pdgels", ("Q", 8, 8, 8, *at, *rhs)),
+        (-1, "pdgels", ("C", 8, 8, 8, *at, *rhs)),
+        (-4, "pdposv", ("L", 8, 8, *at, *at)),
+        (-8, "pdpotrs", ("L", 4, 4, *at, *at)),
+        (-10, "pdtrtrs", ("L", "N", "N", 4, 4, *at, *at)),
+        (-9, "pdgetrs", ("N", 4, 4, *at, ipiv, *at)),
+        (-2, "pdtrtri", ("L", "X", 8, *at)),
+        (-7, "pdpotrf", ("L", 8, *at, 0)),
+        (-7, "pdpotri", ("L", 8, *at, np.zeros(2, np.int32))),
+        (-8, "pdgeqrf", (8, 8, *at, tau, "no", -1)),
+        (-9, "pdgetri", (8, *at, ipiv, None, -1, np.zeros(1), -1)),
+    ):
+        refuses(ctx, pblas.ParameterError, [f"INFO = {info}"], getattr(pblas, name), *given)
+    work, iwork = np.zeros(1), np.zeros(1, np.int32)
+    asked = pblas.pdgetri(8, *at, ipiv, work, -1, iwork, -1)
+    assert (asked, work[0], iwork[0]) == (0, 1, 1), f"sizes: {asked} {work} {iwork}"
+    if comm.size > 1:
+        size, words = -1 if comm.rank else 10, ["sizes of workspaces", "not requested on rank 0"]
+        refuses(ctx, pb.RankMismatchError, words, pblas.pdgeqrf, 8, 8, *at, tau, work, size)
+    assert pblas.pdgetrf(0, 8, *at, ipiv) == pblas.pdpotrf("L", 0, *at) == 0, "nothing: INFO"
+    zeros = ("N", 0, 8), ("T", 0, 8), ("N", 8, 0), ("N", 8, 8)
+    for (trans, m, n), in_panels in itertools.product(zeros, (False, True)):
+        b[:, :], given = 7, np.zeros_like(a)
+        with panels_of(ctx, 3) if in_panels else contextlib.nullcontext():
+            info = pblas.pdgels(trans, m, n, 8, given, 1, 1, desc, *rhs)
+        assert info == 0, f"least squares with {m} x {n} zeros, in panels: {in_panels}"
+        assert not b.any(), f"least squares with {m} x {n} zeros, in panels: {in_panels}"
+    twice = np.asfortranarray(2 * np.eye(8)[:, Axis(8, 2, 0, comm.size).globals(comm.rank)])
+    assert pblas.pdpotrf("U", 8, twice, 1, 1, desc) == 0, "returned: INFO"
+    check_array(np.unique(twice), np.sqrt([0.0, 2.0]), "in place")
+    last = comm.rank == comm.size - 1
+    short, words = (np.zeros(0) if last else tau), ["INFO = -7", "tau", f"rank {comm.size - 1}"]
+    words = words[: 3 if comm.size > 1 else 2]
+    for name, given in (("pdgeqrf", (8, 8, *at, short)), ("pdorgqr", (8, 8, 8, *at, short))):
+        places = [words[0] if name == "pdgeqrf" else "INFO = -8", *words[1:]]
+        refuses(ctx, pblas.ParameterError, places, getattr(pblas, name), *given)
+    pblas.gridexit(ictxt)
 
 
 @on_ranks(1, 4)
@@ -228,77 +219,76 @@ def tuned(ctx, a, b):
 
 
 @on_ranks(1, 4)
-def test_algorithms(comm):
+def test_algorithms(comm, ctx):
     """``algo=`` of every factorization, its plan, the plan's report, and what they refuse."""
     rng = np.random.default_rng(77)
-    with pb.Context(comm, engine="host") as ctx:
-        a, b = (placed(ctx, rng, positive(rng, 9, "float64")) for _ in "ab")
-        lower, (factors, pivots) = pb.linalg.cholesky(a), pb.linalg.lu_factor(a)
-        for function, args in (
-            (pb.linalg.cholesky, (a, False)),
-            (pb.linalg.cho_factor, (a,)),
-            (pb.linalg.cho_solve, ((lower, True), b)),
-            (pb.linalg.lu_factor, (a,)),
-            (pb.linalg.lu_solve, ((factors, pivots), b, "T")),
-            (pb.linalg.qr, (a,)),
-            (pb.linalg.solve, (a, b, "pos")),
-            (pb.linalg.lstsq, (a, b)),
-            (pb.linalg.inv, (a,)),
-            (pb.linalg.slogdet, (a,)),
-            (pb.linalg.det, (a,)),
-            (pb.linalg.solve_triangular, (a, b)),
-            (pb.linalg.cond_estimate, (a,)),
+    a, b = (placed(ctx, rng, positive(rng, 9, "float64")) for _ in "ab")
+    lower, (factors, pivots) = pb.linalg.cholesky(a), pb.linalg.lu_factor(a)
+    for function, args in (
+        (pb.linalg.cholesky, (a, False)),
+        (pb.linalg.cho_factor, (a,)),
+        (pb.linalg.cho_solve, ((lower, True), b)),
+        (pb.linalg.lu_factor, (a,)),
+        (pb.linalg.lu_solve, ((factors, pivots), b, "T")),
+        (pb.linalg.qr, (a,)),
+        (pb.linalg.solve, (a, b, "pos")),
+        (pb.linalg.lstsq, (a, b)),
+        (pb.linalg.inv, (a,)),
+        (pb.linalg.slogdet, (a,)),
+        (pb.linalg.det, (a,)),
+        (pb.linalg.solve_triangular, (a, b)),
+        (pb.linalg.cond_estimate, (a,)),
+    ):
+        name, expected = function.__name__, local(function(*args, algo="panels"))
+        near = (
+            np.allclose(x, y, rtol=0, atol=1e-13)
+            for x, y in zip(local(function(*args)), expected, strict=True)
+        )
+        assert all(near), f"{name} by rule: far from what panels give"
+        with pb.plan(function, *args, algo="panels") as plan:
+            for _ in range(2):
+                check_arrays(plan(), expected, f"{name} plan")
+            report, problem = plan.report(), plan.problem
+        said = (report.algorithm, report.asked, str(report.algorithms["panels"])) == (
+            "panels", "panels", "taken: requested",
+        )  # fmt: skip
+        assert said, f"{name} report"
+        assert "panels" in str(report), f"{name} report"
+        verdicts = pb.algorithms(problem, ctx)
+        assert verdicts["panels"].taken, f"{name} verdicts"
+        for asked in ("cusolvermp", "measure"):
+            words = [f"algo: the host engine has 'auto', 'panels' here, got {asked!r}"]
+            refuses(ctx, pb.UnsupportedError, words, function, *args, algo=asked)
+        words = ["algo: expected a string, got 3"]
+        refuses(ctx, pb.ArgumentError, words, function, *args, algo=3)
+        if ctx.size > 1:
+            by_rank = "panels" if ctx.rank else "auto"
+            refuses(ctx, pb.RankMismatchError, ["algo"], function, *args, algo=by_rank)
+    reflectors = pb.linalg.qr(a)
+    for case, form in (("q", reflectors.q), ("apply", partial(reflectors.apply, b, "C"))):
+        found, expected = (form(algo=algo).local for algo in ("panels", "auto"))
+        assert np.allclose(found, expected, rtol=0, atol=1e-13), case
+    tuned(ctx, a, b)
+    whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
+    second.local[...] *= 4
+    with pb.plan("cholesky", whole) as plan:
+        like = scattered(ctx, whole.descriptor, 4 * np.eye(9))
+        check_array(plan(a=like).allgather(), 2 * np.eye(9), "other matrix")
+        check_array(plan().allgather(), np.eye(9), "planned matrix")
+        out = ctx.zeros(whole.descriptor)
+        for words, given in (
+            (["b: expected one of the planned operands a"], {"b": like}),
+            (["out: expected one of the planned operands a"], {"out": out}),
+            (["a: its layout is", "the plan is for"], {"a": like[:4, :4]}),
+            (["a: expected a DistributedMatrix, got int"], {"a": 3}),
         ):
-            name, expected = function.__name__, local(function(*args, algo="panels"))
-            near = (
-                np.allclose(x, y, rtol=0, atol=1e-13)
-                for x, y in zip(local(function(*args)), expected, strict=True)
-            )
-            assert all(near), f"{name} by rule: far from what panels give"
-            with pb.plan(function, *args, algo="panels") as plan:
-                for _ in range(2):
-                    check_arrays(plan(), expected, f"{name} plan")
-                report, problem = plan.report(), plan.problem
-            said = (report.algorithm, report.asked, str(report.algorithms["panels"])) == (
-                "panels", "panels", "taken: requested",
-            )  # fmt: skip
-            assert said, f"{name} report"
-            assert "panels" in str(report), f"{name} report"
-            verdicts = pb.algorithms(problem, ctx)
-            assert verdicts["panels"].taken, f"{name} verdicts"
-            for asked in ("cusolvermp", "measure"):
-                words = [f"algo: the host engine has 'auto', 'panels' here, got {asked!r}"]
-                refuses(ctx, pb.UnsupportedError, words, function, *args, algo=asked)
-            words = ["algo: expected a string, got 3"]
-            refuses(ctx, pb.ArgumentError, words, function, *args, algo=3)
-            if ctx.size > 1:
-                by_rank = "panels" if ctx.rank else "auto"
-                refuses(ctx, pb.RankMismatchError, ["algo"], function, *args, algo=by_rank)
-        reflectors = pb.linalg.qr(a)
-        for case, form in (("q", reflectors.q), ("apply", partial(reflectors.apply, b, "C"))):
-            found, expected = (form(algo=algo).local for algo in ("panels", "auto"))
-            assert np.allclose(found, expected, rtol=0, atol=1e-13), case
-        tuned(ctx, a, b)
-        whole, second = (scattered(ctx, layout(rng, (9, 9), comm.size), np.eye(9)) for _ in "ab")
-        second.local[...] *= 4
-        with pb.plan("cholesky", whole) as plan:
-            like = scattered(ctx, whole.descriptor, 4 * np.eye(9))
-            check_array(plan(a=like).allgather(), 2 * np.eye(9), "other matrix")
-            check_array(plan().allgather(), np.eye(9), "planned matrix")
-            out = ctx.zeros(whole.descriptor)
-            for words, given in (
-                (["b: expected one of the planned operands a"], {"b": like}),
-                (["out: expected one of the planned operands a"], {"out": out}),
-                (["a: its layout is", "the plan is for"], {"a": like[:4, :4]}),
-                (["a: expected a DistributedMatrix, got int"], {"a": 3}),
-            ):
-                refuses(ctx, pb.ArgumentError, words, plan, **given)
-            singular = scattered(ctx, whole.descriptor, np.diag([1.0] * 8 + [-1.0]))
-            words = ["not positive definite", "up to index 8"]
-            refuses(ctx, pb.FactorizationError, words, plan, a=singular)
-            words = ["a CUDA graph: the host engine has none"]
-            refuses(ctx, pb.UnsupportedError, words, plan.graph)
-        refuses(ctx, pb.ClosedError, ["closed"], plan)
+            refuses(ctx, pb.ArgumentError, words, plan, **given)
+        singular = scattered(ctx, whole.descriptor, np.diag([1.0] * 8 + [-1.0]))
+        words = ["not positive definite", "up to index 8"]
+        refuses(ctx, pb.FactorizationError, words, plan, a=singular)
+        words = ["a CUDA graph: the host engine has none"]
+        refuses(ctx, pb.UnsupportedError, words, plan.graph)
+    refuses(ctx, pb.ClosedError, ["closed"], plan)
 
 
 @on_ranks(1, 4, runner=run_on_one_node)
@@ -357,7 +347,8 @@ class Slow:
         )
 
 
-def on_grid(comm):
+@on_ranks((6, 1))
+def test_grids_between_nodes(comm, ctx):
     """Factorizations and solves where the matrices are, on a grid of several process rows and columns."""
     rng, start = np.random.default_rng(66), HostTransport.start
     grids = pb.Grid(2, comm.size // 2), pb.Grid(comm.size // 2, 2, "col")
@@ -365,7 +356,6 @@ def on_grid(comm):
         mock.patch.object(
             HostTransport, "start", lambda self, sends, receives: Slow(start(self, sends, receives), sends)
         ),
-        pb.Context(comm, engine="host") as ctx,
         panels_of(ctx, 4),
     ):
         for case, (dtype, grid) in itertools.product(
@@ -378,8 +368,3 @@ def on_grid(comm):
             with mock.patch.object(factor_cases, "layout", layout):
                 for _ in range(3):
                     case(ctx, rng, dtype)
-
-
-def test_grids_between_nodes(monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
-    run_mpi(on_grid, 6)

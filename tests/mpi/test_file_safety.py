@@ -157,22 +157,21 @@ def test_changed_meanwhile(comm, directory):
 
 
 @on_ranks(2)
-def test_halfway(comm, directory):
+def test_halfway(ctx, directory):
     """An error of the user's in the middle of a save drops the open file, of whatever kind it is."""
     path = Path(directory) / "x.h5"
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.full((4, 4), 1.0, block=2)
+    a = ctx.full((4, 4), 1.0, block=2)
 
-        def failing(done, total):
-            if done:
-                raise pb.ArgumentError("mine")
+    def failing(done, total):
+        if done:
+            raise pb.ArgumentError("mine")
 
-        def call():
-            with ctx.open_file(path) as file:
-                refuses(ctx, pb.ArgumentError, ["mine"], a.save, file, dataset="a", progress=failing)
+    def call():
+        with ctx.open_file(path) as file:
+            refuses(ctx, pb.ArgumentError, ["mine"], a.save, file, dataset="a", progress=failing)
 
-        refuses(ctx, pb.ClosedError, ["could not be saved"], call)
-        assert names(directory) == [], "nothing is left"
+    refuses(ctx, pb.ClosedError, ["could not be saved"], call)
+    assert names(directory) == [], "nothing is left"
 
 
 # -- HDF5: what a dataset keeps
@@ -220,32 +219,31 @@ def shown(path):
 
 
 @on_ranks(2)
-def test_kept(comm, directory):
+def test_kept(comm, ctx, directory):
     path = Path(directory) / "x.h5"
-    with pb.Context(comm, engine="host") as ctx:
-        for shape in ((4, 4), (3, 5)):
-            a = ctx.full(shape, 7.0, block=2)
-            for name in ("x", "/g/é", "soft", "to/up"):
-                before = on_rank_0(comm, lambda: (example(path), shown(path))[1])
-                for turn in range(2):
-                    a.save(path, dataset=name)
-                    after = on_rank_0(comm, lambda: shown(path))
-                    assert after == before, f"{name}, {shape}, {turn}"
-                    found = ctx.load(path, dataset="x", block=2)
-                    same = found.shape == shape and values_of(ctx, path, "x") == [7]
-                    assert same, f"{name}, {shape}, {turn}: numbers: {found.shape}"
-        a.save(path, dataset="ahead")
-        assert values_of(ctx, path, "made/later") == [7], "a soft link ahead: wrong"
-        small = ctx.full((4, 4), 1.0, block=2, dtype="float8_e4m3fn")
-        small.save(path, dataset="new")
-        a = ctx.full((4, 4), 7.0, block=2)
-        a.save(path, dataset="new")
-        kind = ctx.load(path, dataset="new", block=2).dtype
-        assert kind == np.float64, "the mark of another type"
+    for shape in ((4, 4), (3, 5)):
+        a = ctx.full(shape, 7.0, block=2)
+        for name in ("x", "/g/é", "soft", "to/up"):
+            before = on_rank_0(comm, lambda: (example(path), shown(path))[1])
+            for turn in range(2):
+                a.save(path, dataset=name)
+                after = on_rank_0(comm, lambda: shown(path))
+                assert after == before, f"{name}, {shape}, {turn}"
+                found = ctx.load(path, dataset="x", block=2)
+                same = found.shape == shape and values_of(ctx, path, "x") == [7]
+                assert same, f"{name}, {shape}, {turn}: numbers: {found.shape}"
+    a.save(path, dataset="ahead")
+    assert values_of(ctx, path, "made/later") == [7], "a soft link ahead: wrong"
+    small = ctx.full((4, 4), 1.0, block=2, dtype="float8_e4m3fn")
+    small.save(path, dataset="new")
+    a = ctx.full((4, 4), 7.0, block=2)
+    a.save(path, dataset="new")
+    kind = ctx.load(path, dataset="new", block=2).dtype
+    assert kind == np.float64, "the mark of another type"
 
 
 @on_ranks(2)
-def test_referred(comm, directory):
+def test_referred(comm, ctx, directory):
     """A dataset that references lead to stays the same object, or is not replaced."""
     path = Path(directory) / "x.h5"
 
@@ -268,23 +266,22 @@ def test_referred(comm, directory):
                 file["z"].make_scale("z")
                 x.dims[0].attach_scale(file["z"])
 
-    with pb.Context(comm, engine="host") as ctx:
-        for how in ("dataset", "region", "root", "list", "record", "scale"):
-            before = on_rank_0(comm, lambda how=how: (make(how), path.read_bytes())[1])
-            other = ctx.zeros((3, 3), block=2)
-            words = ["refers to it", "'x'"]
-            refuses(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
-            assert on_rank_0(comm, path.read_bytes) == before, f"{how}: untouched: changed"
-            address = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
-            ctx.full((4, 4), 5.0, block=2).save(path, dataset="x")
-            now = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
-            same = now == address and values_of(ctx, path, "x") == [5]
-            assert same, f"{how}: the same object: {address} {now}"
-            ctx.full((4, 4), 6.0, block=2).save(path, dataset="y")
+    for how in ("dataset", "region", "root", "list", "record", "scale"):
+        before = on_rank_0(comm, lambda how=how: (make(how), path.read_bytes())[1])
+        other = ctx.zeros((3, 3), block=2)
+        words = ["refers to it", "'x'"]
+        refuses(ctx, pb.ArgumentError, words, other.save, path, dataset="x")
+        assert on_rank_0(comm, path.read_bytes) == before, f"{how}: untouched: changed"
+        address = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
+        ctx.full((4, 4), 5.0, block=2).save(path, dataset="x")
+        now = on_rank_0(comm, lambda: h5py.h5o.get_info(h5py.File(path)["x"].id).addr)
+        same = now == address and values_of(ctx, path, "x") == [5]
+        assert same, f"{how}: the same object: {address} {now}"
+        ctx.full((4, 4), 6.0, block=2).save(path, dataset="y")
 
 
 @on_ranks(2)
-def test_led_out(comm, directory):
+def test_led_out(comm, ctx, directory):
     """Names that lead out of the file, or nowhere: refused before anything is written."""
     path, main = Path(directory) / "other.h5", Path(directory) / "x.h5"
     if comm.rank == 0:
@@ -301,128 +298,112 @@ def test_led_out(comm, directory):
             file.create_dataset("stored", (2, 2), "f8", external=[("raw", 0, 32)])
     comm.Barrier()
     before = on_rank_0(comm, lambda: tree(directory))
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.full((2, 2), 7.0, block=2)
-        cases = {
-            "another file": ["ext", "ext/new", "ext/c", "dataset", "soft_ext", "soft_ext/new"],
-            "other files": ["virtual", "stored"],
-            "soft links": ["loop", "loop/x"],
-            "expected a group": ["x/new", "soft/new", "type/new", "virtual/new"],
-            "not replaced": ["g", "to", "type"],
-            "expected a name": [
-                "",
-                "/",
-                "a\0b",
-                "x\0",
-                "..",
-                ".",
-                "g/../x",
-                "./x",
-                "g//x",
-                "a" * 5000,
-                "\udc80",
-            ],
-        }
-        for word, names in cases.items():
-            for name in names:
-                refuses(ctx, pb.ArgumentError, [word], a.save, main, dataset=name)
-        temporary_names = [f"p/.x.pblasmp-0123456789abcdef.{ending}" for ending in ("tmp", "old")]
-        for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x", *temporary_names):
-            where = Path(directory) / "new.zarr"
-            refuses(ctx, pb.ArgumentError, ["expected a name"], a.save, where, dataset=name)
-        for name, dataset in (
-            ("n.zarr", "p/" + "n" * 300),
-            ("n" * 300 + ".npy", None),
-            ("n" * 300 + ".zarr", None),
-        ):
-            words = [os.strerror(errno.ENAMETOOLONG)]
-            refuses(ctx, OSError, words, a.save, Path(directory) / name, dataset=dataset)
-        for name, dataset in (("a\0.npy", None), ("a\0.h5", "x"), ("a\0.zarr", None)):
-            where = f"{directory}/{name}"
-            refuses(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
-            refuses(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
-        for name in ("virtual", "ext/c"):
-            assert values_of(ctx, main, name) == [1], f"load {name}: wrong"
-        after = on_rank_0(comm, lambda: tree(directory))
-        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
+    a = ctx.full((2, 2), 7.0, block=2)
+    cases = {
+        "another file": ["ext", "ext/new", "ext/c", "dataset", "soft_ext", "soft_ext/new"],
+        "other files": ["virtual", "stored"],
+        "soft links": ["loop", "loop/x"],
+        "expected a group": ["x/new", "soft/new", "type/new", "virtual/new"],
+        "not replaced": ["g", "to", "type"],
+        "expected a name": ["", "/", "a\0b", "x\0", "..", ".", "g/../x", "./x", "g//x", "a" * 5000, "\udc80"],
+    }
+    for word, names in cases.items():
+        for name in names:
+            refuses(ctx, pb.ArgumentError, [word], a.save, main, dataset=name)
+    temporary_names = [f"p/.x.pblasmp-0123456789abcdef.{ending}" for ending in ("tmp", "old")]
+    for name in ("a\0b", "..", "p//x", "zarr.json", "p/.zarray", "__x", *temporary_names):
+        where = Path(directory) / "new.zarr"
+        refuses(ctx, pb.ArgumentError, ["expected a name"], a.save, where, dataset=name)
+    for name, dataset in (
+        ("n.zarr", "p/" + "n" * 300),
+        ("n" * 300 + ".npy", None),
+        ("n" * 300 + ".zarr", None),
+    ):
+        words = [os.strerror(errno.ENAMETOOLONG)]
+        refuses(ctx, OSError, words, a.save, Path(directory) / name, dataset=dataset)
+    for name, dataset in (("a\0.npy", None), ("a\0.h5", "x"), ("a\0.zarr", None)):
+        where = f"{directory}/{name}"
+        refuses(ctx, pb.ArgumentError, ["NUL"], a.save, where, dataset=dataset)
+        refuses(ctx, pb.ArgumentError, ["NUL"], ctx.load, where)
+    for name in ("virtual", "ext/c"):
+        assert values_of(ctx, main, name) == [1], f"load {name}: wrong"
+    after = on_rank_0(comm, lambda: tree(directory))
+    assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
 
 
 # -- all formats
 
 
 @on_ranks(2)
-def test_special_values(comm, directory):
+def test_special_values(ctx, directory):
     """Every bit of every type survives; a part of zeros of which some are negative is not left out."""
     rng = np.random.default_rng(7)
     types = (*TYPES, *FLOAT8)
-    with pb.Context(comm, engine="host") as ctx:
-        bits_of = (("any bits", *each) for each in itertools.product(types, FORMATS))
-        for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
-            a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
-            if what == "any bits":
-                bits = a.local.reshape(-1).view(np.uint8)
-                bits[:] = rng.integers(0, 256, bits.size, np.uint8)
-            else:
-                a.local[...] = complex(-0.0, -0.0) if a.dtype.kind == "c" else -0.0
-            (file, dataset) = FORMATS[kind]
-            a.save(Path(directory) / file, dataset=dataset)
-            b = ctx.load(Path(directory) / file, a.descriptor, dataset=dataset)
-            same = b.local.tobytes() == a.local.tobytes()
-            assert same, f"{what}, {name}, {kind}: {a.local} became {b.local}"
+    bits_of = (("any bits", *each) for each in itertools.product(types, FORMATS))
+    for what, name, kind in (*bits_of, *(("negative zeros", name, "zarr") for name in types)):
+        a = ctx.zeros((8, 6), block=(4, 3), dtype=name)
+        if what == "any bits":
+            bits = a.local.reshape(-1).view(np.uint8)
+            bits[:] = rng.integers(0, 256, bits.size, np.uint8)
+        else:
+            a.local[...] = complex(-0.0, -0.0) if a.dtype.kind == "c" else -0.0
+        (file, dataset) = FORMATS[kind]
+        a.save(Path(directory) / file, dataset=dataset)
+        b = ctx.load(Path(directory) / file, a.descriptor, dataset=dataset)
+        same = b.local.tobytes() == a.local.tobytes()
+        assert same, f"{what}, {name}, {kind}: {a.local} became {b.local}"
 
 
 @on_ranks(2)
-def test_modes(comm, directory):
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.full((4, 4), 1.0, block=2)
-        umask = comm.bcast(os.umask(0o027))
-        for kind, (file, dataset) in FORMATS.items():
-            path = Path(directory) / file
+def test_modes(comm, ctx, directory):
+    a = ctx.full((4, 4), 1.0, block=2)
+    umask = comm.bcast(os.umask(0o027))
+    for kind, (file, dataset) in FORMATS.items():
+        path = Path(directory) / file
+        a.save(path, dataset=dataset)
+        where = path.joinpath(*dataset.split("/")) if kind == "group" else path
+        new = [0o750, 0o640] if where.is_dir() else [0o640]
+        files_in = [where / "zarr.json"] * where.is_dir()
+        found = [stat.S_IMODE(x.stat().st_mode) for x in (where, *files_in)]
+        assert found == new, f"new, {kind}"
+        for folder_mode, file_mode in ((0o700, 0o600), (0o775, 0o664), (0o755, 0o600), (0o777, 0o666)):
+            comm.Barrier()
+            if comm.rank == 0:
+                for x in files_in:
+                    x.chmod(file_mode)
+                where.chmod(folder_mode if where.is_dir() else file_mode)
+            comm.Barrier()
+            seen = []
+
+            def progress(done, total, where=where, seen=seen):
+                for x in where.parent.iterdir():
+                    if x.name.startswith(f".{where.name}.pblasmp-"):
+                        seen.append(stat.S_IMODE(x.stat().st_mode) & 0o077)
+
+            a.save(path, dataset=dataset, progress=progress)
+            all_files = [x for x in where.rglob("*") if x.is_file()] if files_in else [where]
+            found = {stat.S_IMODE(x.stat().st_mode) for x in all_files}
+            if files_in:
+                folders = [where, *(x for x in where.rglob("*") if x.is_dir())]
+                found |= {stat.S_IMODE(x.stat().st_mode) for x in folders}
+            expected = {file_mode, folder_mode} if files_in else {file_mode}
+            case = f"{kind}, {folder_mode:o}, {file_mode:o}"
+            assert found == expected, f"{case}: {[oct(x) for x in found]}"
+            assert seen, f"{case}, while written"
+            assert not any(seen), f"{case}, while written"
+            comm.Barrier()
+    os.umask(umask)
+
+
+@on_ranks(2)
+def test_long_names(ctx, directory):
+    a = ctx.full((4, 4), 1.0, block=2)
+    for ending, dataset in ((".npy", None), (".h5", "x"), (".zarr", None)):
+        path = Path(directory) / ("n" * (255 - len(ending)) + ending)
+        for turn in range(2):
             a.save(path, dataset=dataset)
-            where = path.joinpath(*dataset.split("/")) if kind == "group" else path
-            new = [0o750, 0o640] if where.is_dir() else [0o640]
-            files_in = [where / "zarr.json"] * where.is_dir()
-            found = [stat.S_IMODE(x.stat().st_mode) for x in (where, *files_in)]
-            assert found == new, f"new, {kind}"
-            for folder_mode, file_mode in ((0o700, 0o600), (0o775, 0o664), (0o755, 0o600), (0o777, 0o666)):
-                comm.Barrier()
-                if comm.rank == 0:
-                    for x in files_in:
-                        x.chmod(file_mode)
-                    where.chmod(folder_mode if where.is_dir() else file_mode)
-                comm.Barrier()
-                seen = []
-
-                def progress(done, total, where=where, seen=seen):
-                    for x in where.parent.iterdir():
-                        if x.name.startswith(f".{where.name}.pblasmp-"):
-                            seen.append(stat.S_IMODE(x.stat().st_mode) & 0o077)
-
-                a.save(path, dataset=dataset, progress=progress)
-                all_files = [x for x in where.rglob("*") if x.is_file()] if files_in else [where]
-                found = {stat.S_IMODE(x.stat().st_mode) for x in all_files}
-                if files_in:
-                    folders = [where, *(x for x in where.rglob("*") if x.is_dir())]
-                    found |= {stat.S_IMODE(x.stat().st_mode) for x in folders}
-                expected = {file_mode, folder_mode} if files_in else {file_mode}
-                case = f"{kind}, {folder_mode:o}, {file_mode:o}"
-                assert found == expected, f"{case}: {[oct(x) for x in found]}"
-                assert seen, f"{case}, while written"
-                assert not any(seen), f"{case}, while written"
-                comm.Barrier()
-        os.umask(umask)
-
-
-@on_ranks(2)
-def test_long_names(comm, directory):
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.full((4, 4), 1.0, block=2)
-        for ending, dataset in ((".npy", None), (".h5", "x"), (".zarr", None)):
-            path = Path(directory) / ("n" * (255 - len(ending)) + ending)
-            for turn in range(2):
-                a.save(path, dataset=dataset)
-                assert values_of(ctx, path, dataset) == [1], f"{ending}, {turn}: wrong"
-        assert len(names(directory)) == 3, "nothing else"
+            assert values_of(ctx, path, dataset) == [1], f"{ending}, {turn}: wrong"
+    assert len(names(directory)) == 3, "nothing else"
 
 
 @on_ranks(2)
@@ -538,7 +519,7 @@ def unreadable(path):
 
 
 @on_ranks(2)
-def test_crafted(comm, directory):
+def test_crafted(comm, ctx, directory):
     """Files that describe what they do not hold, or what would run code: an error at once."""
     here = Path(directory)
     if comm.rank == 0:
@@ -579,111 +560,104 @@ def test_crafted(comm, directory):
         (here / "bool.npy").write_bytes(text + bytes(64))
     comm.Barrier()
     before = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.full((4, 4), 1.0, block=2)
-        for name in RUNS_CODE:
-            word = "Python objects" if name in ("objects", "two types") else "is not one of those"
-            path = here / f"{name}.zarr"
-            refuses(ctx, pb.ArgumentError, [word], ctx.load, path)
-            refuses(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
-        for name, (_, kind) in ABSURD.items():
-            word = "array" if kind is MemoryError else f"{name}.zarr: not a readable"
-            refuses(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
-        for name, kind in (
-            ("small chunks", pb.ArgumentError),
-            ("large chunks", pb.ArgumentError),
-            ("extents", MemoryError),
-            ("virtual", MemoryError),
-        ):
-            refuses(
-                ctx,
-                kind,
-                ["array" if kind is MemoryError else "chunks"],
-                ctx.load,
-                here / "x.h5",
-                dataset=name,
-            )
-        words = ["no dataset 'none'", "'d1'", "and more"]
-        refuses(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none")
-        for name, (_, word) in NO_CHUNKS.items():
-            path = here / f"chunk, {name}.zarr"
-            refuses(ctx, pb.ArgumentError, [path.name, word], ctx.load, path)
-        for name in ("time", "three bytes", "tag", "mark", "circle"):
-            words = ["unreadable.h5", repr(f"/{name}") if name != "circle" else "no dataset 'circle'"]
-            load = ctx.load, here / "unreadable.h5"
-            refuses(ctx, pb.ArgumentError, words, *load, dataset=name)
-        for name in ("pipe.zarr", "pipe.h5", "attributes.zarr", "sparse.zarr"):
-            refuses(ctx, pb.ArgumentError, [name], ctx.load, here / name)
-        refuses(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
-        after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
-        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
+    a = ctx.full((4, 4), 1.0, block=2)
+    for name in RUNS_CODE:
+        word = "Python objects" if name in ("objects", "two types") else "is not one of those"
+        path = here / f"{name}.zarr"
+        refuses(ctx, pb.ArgumentError, [word], ctx.load, path)
+        refuses(ctx, pb.ArgumentError, ["not replaced"], a.save, path)
+    for name, (_, kind) in ABSURD.items():
+        word = "array" if kind is MemoryError else f"{name}.zarr: not a readable"
+        refuses(ctx, kind, [word], ctx.load, here / f"{name}.zarr")
+    for name, kind in (
+        ("small chunks", pb.ArgumentError),
+        ("large chunks", pb.ArgumentError),
+        ("extents", MemoryError),
+        ("virtual", MemoryError),
+    ):
+        refuses(
+            ctx, kind, ["array" if kind is MemoryError else "chunks"], ctx.load, here / "x.h5", dataset=name
+        )
+    words = ["no dataset 'none'", "'d1'", "and more"]
+    refuses(ctx, pb.ArgumentError, words, ctx.load, here / "x.h5", dataset="none")
+    for name, (_, word) in NO_CHUNKS.items():
+        path = here / f"chunk, {name}.zarr"
+        refuses(ctx, pb.ArgumentError, [path.name, word], ctx.load, path)
+    for name in ("time", "three bytes", "tag", "mark", "circle"):
+        words = ["unreadable.h5", repr(f"/{name}") if name != "circle" else "no dataset 'circle'"]
+        load = ctx.load, here / "unreadable.h5"
+        refuses(ctx, pb.ArgumentError, words, *load, dataset=name)
+    for name in ("pipe.zarr", "pipe.h5", "attributes.zarr", "sparse.zarr"):
+        refuses(ctx, pb.ArgumentError, [name], ctx.load, here / name)
+    refuses(ctx, pb.ArgumentError, ["True"], ctx.load, here / "bool.npy")
+    after = on_rank_0(comm, lambda: sorted(str(x) for x in here.rglob("*")))
+    assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
 
 
 @on_ranks(2)
-def test_zarr_saves(comm, directory):
+def test_zarr_saves(comm, ctx, directory):
     here = Path(directory)
-    with pb.Context(comm, engine="host") as ctx:
-        a, b = ctx.full((4, 4), 1.0, block=2), ctx.full((3, 5), 2.0, block=2)
-        path = here / "g.zarr"
+    a, b = ctx.full((4, 4), 1.0, block=2), ctx.full((3, 5), 2.0, block=2)
+    path = here / "g.zarr"
 
-        def failing(done, total):
-            if done:
-                raise ZeroDivisionError
+    def failing(done, total):
+        if done:
+            raise ZeroDivisionError
 
-        def make_group(done, total):  # another job, while this one writes
-            if comm.rank == 0 and done == total:
-                zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
-                zarr.open_group(path, mode="a")
+    def make_group(done, total):  # another job, while this one writes
+        if comm.rank == 0 and done == total:
+            zarr.open_group(path / "p", mode="w").create_array("other", data=np.ones((2, 2)))
+            zarr.open_group(path, mode="a")
 
-        refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
-        assert on_rank_0(comm, lambda: names(here)) == [], "a failure leaves no groups: left"
-        a.save(path, dataset="p/q/x", progress=make_group)
-        found = values_of(ctx, path, "p/q/x"), values_of(ctx, path, "p/other")
-        assert found == ([1], [1]), "a group that another job made"
-        if comm.rank == 0:
-            with_attributes = zarr.open_array(path / "p/q/x", mode="r+")
-            with_attributes.attrs.update({"unit": "eV", "n": 3})
-            zarr.create_array(here / "old.zarr", shape=(2, 2), dtype="f4", zarr_format=2, attributes={"u": 1})
-            zarr.open_group(here / "old_group.zarr", mode="w", zarr_format=2)
-        comm.Barrier()
-        b.save(path, dataset="p/q/x")
-        b.save(here / "old.zarr")
-        b.save(here / "old_group.zarr", dataset="x/y")
-        assert dict(zarr.open_array(path / "p/q/x").attrs) == {"unit": "eV", "n": 3}, "attributes"
-        assert dict(zarr.open_array(here / "old.zarr").attrs) == {"u": 1}, "attributes"
-        seen = zarr.open_group(here / "old_group.zarr", mode="r")["x/y"].shape
-        kept_format = (here / "old.zarr" / ".zarray").exists() and seen == (3, 5)
-        assert kept_format, "the format of what is there: another"
-        comm.Barrier()
-        if comm.rank == 0:
-            (here / "old.zarr" / "notes.txt").write_text("a user's")
-        comm.Barrier()
-        here_too = here / "new.zarr"
-        with changed(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
-            words = ["another job made", "new.zarr"]
-            refuses(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x")
-        if comm.rank == 0:  # a job was killed between two renames
-            shutil.rmtree(here_too)
-            left = here / ".g.zarr.pblasmp-0123456789abcdef.tmp"
-            left.mkdir()
-            path.rename(left.with_suffix(".old"))
-        comm.Barrier()
-        assert values_of(ctx, path, "p/q/x") == [2], "put back by load: wrong"
-        if comm.rank == 0:
-            left = path / "p" / "q" / ".x.pblasmp-0123456789abcdef.tmp"
-            left.mkdir()
-            (path / "p" / "q" / "x").rename(left.with_suffix(".old"))
-        comm.Barrier()
-        assert values_of(ctx, path, "p/q/x") == [2], "an array put back by load: wrong"
-        a.save(path, dataset="p/q/x")
-        left = on_rank_0(comm, lambda: names(path / "p" / "q"))
-        assert left == ["x", "zarr.json"], "nothing is left of it"
-        if comm.rank == 0:
-            (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
-        words = ["notes.txt", "not replaced"]
-        refuses(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
-        left = on_rank_0(comm, lambda: names(here))
-        assert left == ["g.zarr", "old.zarr", "old_group.zarr"], "nothing else"
+    refuses(ctx, ZeroDivisionError, [], a.save, path, dataset="p/q/x", progress=failing)
+    assert on_rank_0(comm, lambda: names(here)) == [], "a failure leaves no groups: left"
+    a.save(path, dataset="p/q/x", progress=make_group)
+    found = values_of(ctx, path, "p/q/x"), values_of(ctx, path, "p/other")
+    assert found == ([1], [1]), "a group that another job made"
+    if comm.rank == 0:
+        with_attributes = zarr.open_array(path / "p/q/x", mode="r+")
+        with_attributes.attrs.update({"unit": "eV", "n": 3})
+        zarr.create_array(here / "old.zarr", shape=(2, 2), dtype="f4", zarr_format=2, attributes={"u": 1})
+        zarr.open_group(here / "old_group.zarr", mode="w", zarr_format=2)
+    comm.Barrier()
+    b.save(path, dataset="p/q/x")
+    b.save(here / "old.zarr")
+    b.save(here / "old_group.zarr", dataset="x/y")
+    assert dict(zarr.open_array(path / "p/q/x").attrs) == {"unit": "eV", "n": 3}, "attributes"
+    assert dict(zarr.open_array(here / "old.zarr").attrs) == {"u": 1}, "attributes"
+    seen = zarr.open_group(here / "old_group.zarr", mode="r")["x/y"].shape
+    kept_format = (here / "old.zarr" / ".zarray").exists() and seen == (3, 5)
+    assert kept_format, "the format of what is there: another"
+    comm.Barrier()
+    if comm.rank == 0:
+        (here / "old.zarr" / "notes.txt").write_text("a user's")
+    comm.Barrier()
+    here_too = here / "new.zarr"
+    with changed(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
+        words = ["another job made", "new.zarr"]
+        refuses(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x")
+    if comm.rank == 0:  # a job was killed between two renames
+        shutil.rmtree(here_too)
+        left = here / ".g.zarr.pblasmp-0123456789abcdef.tmp"
+        left.mkdir()
+        path.rename(left.with_suffix(".old"))
+    comm.Barrier()
+    assert values_of(ctx, path, "p/q/x") == [2], "put back by load: wrong"
+    if comm.rank == 0:
+        left = path / "p" / "q" / ".x.pblasmp-0123456789abcdef.tmp"
+        left.mkdir()
+        (path / "p" / "q" / "x").rename(left.with_suffix(".old"))
+    comm.Barrier()
+    assert values_of(ctx, path, "p/q/x") == [2], "an array put back by load: wrong"
+    a.save(path, dataset="p/q/x")
+    left = on_rank_0(comm, lambda: names(path / "p" / "q"))
+    assert left == ["x", "zarr.json"], "nothing is left of it"
+    if comm.rank == 0:
+        (here / ".g.zarr.pblasmp-0123456789abcdef.tmp").rmdir()
+    words = ["notes.txt", "not replaced"]
+    refuses(ctx, pb.ArgumentError, words, a.save, here / "old.zarr")
+    left = on_rank_0(comm, lambda: names(here))
+    assert left == ["g.zarr", "old.zarr", "old_group.zarr"], "nothing else"
 
 
 @on_ranks(2)

@@ -26,37 +26,36 @@ NAMES = {
 
 
 @on_ranks(1, 2, *only_long(4))
-def test_there_and_back(comm, directory):
+def test_there_and_back(comm, ctx, directory):
     rng = np.random.default_rng(51)
-    with pb.Context(comm, engine="host") as ctx:
-        for number, (kind, (name, dataset)) in enumerate(NAMES.items(), comm.size):
-            path = Path(directory) / name
-            for dtype in in_turn((*TYPES, *FLOAT8), keep=1 if kind == "npy" else 2, first=number):
-                shape = pick(rng, ((37, 41), (1, 50), (50, 1), (16, 16), (1, 1), (0, 4), (5, 0), (0, 0)))
-                saving.TILE_BYTES = pick(rng, (8, 200, 8 << 20))
-                d = layout(rng, shape, comm.size, dtype=dtype)
-                values = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)
-                a = ctx.scatter(values if comm.rank == 0 else None, d)
-                order = pick(rng, "CF") if kind == "npy" else "C"
-                a.save(path, dataset=dataset, order=order)
-                told = {"dtype": dtype} if kind == "npy" else {}  # it has no names for narrow types
-                b = ctx.load(path, dataset=dataset, block=3, **told)
-                e = ctx.load(path, layout(rng, shape, comm.size, dtype=dtype), dataset=dataset)
-                check_matrix(b, values, f"{kind}, {d}")
-                check_matrix(e, values, f"{kind}, {d}")
-                saving.TILE_BYTES = 8 << 20
-                if kind == "npy":
-                    found = np.load(path)
-                    assert found.flags.c_contiguous if order == "C" else found.flags.f_contiguous
-                    assert found.tobytes("A") == values.tobytes(order)
-            left = sorted(x.name for x in Path(directory).iterdir())
-            comm.Barrier()
-            expected = [n for n, _ in list(NAMES.values())[: list(NAMES).index(kind) + 1]]
-            assert left == sorted(expected), f"{kind}: nothing else is left"
+    for number, (kind, (name, dataset)) in enumerate(NAMES.items(), comm.size):
+        path = Path(directory) / name
+        for dtype in in_turn((*TYPES, *FLOAT8), keep=1 if kind == "npy" else 2, first=number):
+            shape = pick(rng, ((37, 41), (1, 50), (50, 1), (16, 16), (1, 1), (0, 4), (5, 0), (0, 0)))
+            saving.TILE_BYTES = pick(rng, (8, 200, 8 << 20))
+            d = layout(rng, shape, comm.size, dtype=dtype)
+            values = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)
+            a = ctx.scatter(values if comm.rank == 0 else None, d)
+            order = pick(rng, "CF") if kind == "npy" else "C"
+            a.save(path, dataset=dataset, order=order)
+            told = {"dtype": dtype} if kind == "npy" else {}  # it has no names for narrow types
+            b = ctx.load(path, dataset=dataset, block=3, **told)
+            e = ctx.load(path, layout(rng, shape, comm.size, dtype=dtype), dataset=dataset)
+            check_matrix(b, values, f"{kind}, {d}")
+            check_matrix(e, values, f"{kind}, {d}")
+            saving.TILE_BYTES = 8 << 20
+            if kind == "npy":
+                found = np.load(path)
+                assert found.flags.c_contiguous if order == "C" else found.flags.f_contiguous
+                assert found.tobytes("A") == values.tobytes(order)
+        left = sorted(x.name for x in Path(directory).iterdir())
+        comm.Barrier()
+        expected = [n for n, _ in list(NAMES.values())[: list(NAMES).index(kind) + 1]]
+        assert left == sorted(expected), f"{kind}: nothing else is left"
 
 
 @on_ranks(1, 2, *only_long(4))
-def test_peers(comm, directory):
+def test_peers(comm, ctx, directory):
     """Files of h5py's and zarr's own, chunked and compressed, and pblasmp's as they read them."""
     values = np.arange(37 * 41, dtype=np.float32).reshape(37, 41)
     complexes = (values * (1 - 2j)).astype(np.complex64)
@@ -72,35 +71,34 @@ def test_peers(comm, directory):
         group = zarr.open_group(here / "b.zarr", mode="w")
         group.create_array("other", data=complexes, chunks=(5, 7))
     comm.Barrier()
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.load(here / "a.h5", dataset="plain", block=(3, 5), order="F")
-        check_matrix(a, values, "plain")
-        check_matrix(ctx.load(here / "a.h5", dataset="q/packed", block=4), complexes, "packed")
-        ints = ctx.load(here / "a.h5", dataset="ints", dtype="float64", block=4)
-        check_matrix(ints, values.astype("float64"), "integers")
-        check_matrix(ctx.load(here / "a.zarr", block=4), values, "zarr")
-        b = ctx.load(here / "b.zarr", dataset="other", block=4)
-        check_matrix(b, complexes, "zarr group")
-        sum_of = a + 1
-        sum_of.save(here / "a.h5", dataset="new/sum")
-        b.T.save(here / "a.h5", dataset="plain")
-        a[3:9, 2:5].save(here / "b.zarr", dataset="part")
-        comm.Barrier()
-        with h5py.File(here / "a.h5", "r") as file:
-            found = file["new/sum"][...], file["plain"][...], file["q/packed"][...], file.attrs["kept"]
-            there = sorted(file)
-        check_array(found[0], values + 1, "as h5py reads it")
-        check_array(found[1], complexes.T, "as h5py reads it")
-        check_array(found[2], complexes, "as h5py reads it")
-        assert found[3] == 7
-        assert there == ["ints", "new", "plain", "q", "vector"]  # fmt: skip
-        group = zarr.open_group(here / "b.zarr", mode="r")
-        check_array(group["part"][...], values[3:9, 2:5], "as zarr reads it")
-        check_array(group["other"][...], complexes, "as zarr reads it")
+    a = ctx.load(here / "a.h5", dataset="plain", block=(3, 5), order="F")
+    check_matrix(a, values, "plain")
+    check_matrix(ctx.load(here / "a.h5", dataset="q/packed", block=4), complexes, "packed")
+    ints = ctx.load(here / "a.h5", dataset="ints", dtype="float64", block=4)
+    check_matrix(ints, values.astype("float64"), "integers")
+    check_matrix(ctx.load(here / "a.zarr", block=4), values, "zarr")
+    b = ctx.load(here / "b.zarr", dataset="other", block=4)
+    check_matrix(b, complexes, "zarr group")
+    sum_of = a + 1
+    sum_of.save(here / "a.h5", dataset="new/sum")
+    b.T.save(here / "a.h5", dataset="plain")
+    a[3:9, 2:5].save(here / "b.zarr", dataset="part")
+    comm.Barrier()
+    with h5py.File(here / "a.h5", "r") as file:
+        found = file["new/sum"][...], file["plain"][...], file["q/packed"][...], file.attrs["kept"]
+        there = sorted(file)
+    check_array(found[0], values + 1, "as h5py reads it")
+    check_array(found[1], complexes.T, "as h5py reads it")
+    check_array(found[2], complexes, "as h5py reads it")
+    assert found[3] == 7
+    assert there == ["ints", "new", "plain", "q", "vector"]  # fmt: skip
+    group = zarr.open_group(here / "b.zarr", mode="r")
+    check_array(group["part"][...], values[3:9, 2:5], "as zarr reads it")
+    check_array(group["other"][...], complexes, "as zarr reads it")
 
 
 @on_ranks(1, 2, *only_long(4))
-def test_errors(comm, directory):
+def test_errors(comm, ctx, directory):
     here = Path(directory)
     if comm.rank == 0:
         with h5py.File(here / "a.h5", "w") as file:
@@ -115,63 +113,62 @@ def test_errors(comm, directory):
         (here / "plain.zarr" / "mine").write_text("a user's file")
     comm.Barrier()
     before = sorted(str(x) for x in here.rglob("*"))
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.zeros((3, 3))
+    a = ctx.zeros((3, 3))
 
-        def refused(call, kind, words, name, **options):
-            refuses(ctx, kind, words, call, str(here / name), **options)
+    def refused(call, kind, words, name, **options):
+        refuses(ctx, kind, words, call, str(here / name), **options)
 
-        load = (
-            ("a.h5", None, ["which dataset", "'x', 'y'"]),
-            ("a.h5", "z", ["no dataset 'z'", "'x'"]),
-            ("a.h5", "vector", ["got 1"]),
-            ("a.h5", "group", ["group", "expected a dataset"]),
-            ("a.h5", "texts", ["S1"]),
-            ("a.h5", 7, ["expected a name"]),
-            ("text.h5", "x", ["not a readable HDF5 file"]),
-            ("damaged.h5", "x", ["damaged.h5: a damaged HDF5 file", "B-tree"]),
-            ("g.zarr", None, ["not a readable Zarr array", "dataset="]),
-            ("g.zarr", "y", ["not a readable Zarr array"]),
-            ("cube.zarr", None, ["got 3"]),
-            ("plain.zarr", None, ["not a readable Zarr array"]),
-        )
-        for name, dataset, words in load:
-            refused(ctx.load, pb.ArgumentError, words, name, dataset=dataset)
-        for name in ("none.h5", "none.zarr"):
-            refused(ctx.load, FileNotFoundError, [name], name, dataset="x")
-        npy = str(here / "x.npy")
-        refuses(ctx, pb.ArgumentError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
-        save = (
-            ("a.h5", None, ["dataset", "give a name"]),
-            ("a.h5", "/", ["expected a name"]),
-            ("a.h5", "group", ["group"]),
-            ("a.h5", "x/y", ["x/y"]),
-            ("text.h5", "x", ["not a readable HDF5 file"]),
-            ("g.zarr", None, ["group: give dataset="]),
-            ("g.zarr", "../out", ["expected a name"]),
-            ("g.zarr", "x/y", ["not a Zarr group"]),
-            ("plain.zarr", None, ["not a Zarr array"]),
-            ("plain.zarr", "x", ["not a Zarr group"]),
-            ("x.npy", "x", ["dataset"]),
-        )
-        for name, dataset, words in save:
-            refused(a.save, pb.ArgumentError, words, name, dataset=dataset)
-        refused(a.save, pb.ArgumentError, ["order", "C order"], "a.h5", dataset="x", order="F")
-        refused(a.save, FileNotFoundError, ["no/x.h5"], "no/x.h5", dataset="x")
+    load = (
+        ("a.h5", None, ["which dataset", "'x', 'y'"]),
+        ("a.h5", "z", ["no dataset 'z'", "'x'"]),
+        ("a.h5", "vector", ["got 1"]),
+        ("a.h5", "group", ["group", "expected a dataset"]),
+        ("a.h5", "texts", ["S1"]),
+        ("a.h5", 7, ["expected a name"]),
+        ("text.h5", "x", ["not a readable HDF5 file"]),
+        ("damaged.h5", "x", ["damaged.h5: a damaged HDF5 file", "B-tree"]),
+        ("g.zarr", None, ["not a readable Zarr array", "dataset="]),
+        ("g.zarr", "y", ["not a readable Zarr array"]),
+        ("cube.zarr", None, ["got 3"]),
+        ("plain.zarr", None, ["not a readable Zarr array"]),
+    )
+    for name, dataset, words in load:
+        refused(ctx.load, pb.ArgumentError, words, name, dataset=dataset)
+    for name in ("none.h5", "none.zarr"):
+        refused(ctx.load, FileNotFoundError, [name], name, dataset="x")
+    npy = str(here / "x.npy")
+    refuses(ctx, pb.ArgumentError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
+    save = (
+        ("a.h5", None, ["dataset", "give a name"]),
+        ("a.h5", "/", ["expected a name"]),
+        ("a.h5", "group", ["group"]),
+        ("a.h5", "x/y", ["x/y"]),
+        ("text.h5", "x", ["not a readable HDF5 file"]),
+        ("g.zarr", None, ["group: give dataset="]),
+        ("g.zarr", "../out", ["expected a name"]),
+        ("g.zarr", "x/y", ["not a Zarr group"]),
+        ("plain.zarr", None, ["not a Zarr array"]),
+        ("plain.zarr", "x", ["not a Zarr group"]),
+        ("x.npy", "x", ["dataset"]),
+    )
+    for name, dataset, words in save:
+        refused(a.save, pb.ArgumentError, words, name, dataset=dataset)
+    refused(a.save, pb.ArgumentError, ["order", "C order"], "a.h5", dataset="x", order="F")
+    refused(a.save, FileNotFoundError, ["no/x.h5"], "no/x.h5", dataset="x")
 
-        def failing(*args):
-            if comm.rank == comm.size - 1:
-                raise ZeroDivisionError
+    def failing(*args):
+        if comm.rank == comm.size - 1:
+            raise ZeroDivisionError
 
-        for name, dataset in (("a.h5", "x"), ("new.h5", "x"), ("g.zarr", "x"), ("new.zarr", None)):
-            refused(a.save, ZeroDivisionError, [], name, dataset=dataset, progress=failing)
-        comm.Barrier()
-        after = sorted(str(x) for x in here.rglob("*"))
-        assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
-        comm.Barrier()
-        if comm.size > 1:
-            mine = "x" if comm.rank else "y"
-            refused(ctx.load, pb.RankMismatchError, ["dataset"], "a.h5", dataset=mine)
+    for name, dataset in (("a.h5", "x"), ("new.h5", "x"), ("g.zarr", "x"), ("new.zarr", None)):
+        refused(a.save, ZeroDivisionError, [], name, dataset=dataset, progress=failing)
+    comm.Barrier()
+    after = sorted(str(x) for x in here.rglob("*"))
+    assert after == before, f"nothing has changed: {set(after) ^ set(before)}"
+    comm.Barrier()
+    if comm.size > 1:
+        mine = "x" if comm.rank else "y"
+        refused(ctx.load, pb.RankMismatchError, ["dataset"], "a.h5", dataset=mine)
 
 
 @on_ranks(1, 2, *only_long(4))

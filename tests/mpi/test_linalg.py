@@ -22,22 +22,21 @@ def check(found, expected, case=""):
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @on_ranks(2)
-def test_beside_numpy_and_scipy(comm, dtype):
+def test_beside_numpy_and_scipy(ctx, dtype):
     """Each function gives what NumPy or SciPy gives for the same arguments."""
     rng = np.random.default_rng(64)
-    with pb.Context(comm, engine="host") as ctx:
 
-        def matrix(values, block=5):
-            return ctx.scatter(np.asarray(values, dtype), block=block)
+    def matrix(values, block=5):
+        return ctx.scatter(np.asarray(values, dtype), block=block)
 
-        whole = random(rng, (N, N), dtype) + 3 * np.eye(N)
-        right = random(rng, (N, 3), dtype)
-        square = whole @ whole.conj().T
-        of_each_kind(matrix, whole, right)
-        transposed(matrix, whole, right)
-        factors(matrix, whole, square, right)
-        vectors(matrix, whole, square, right[:, 0])
-        numbers_of(matrix(whole), whole)
+    whole = random(rng, (N, N), dtype) + 3 * np.eye(N)
+    right = random(rng, (N, 3), dtype)
+    square = whole @ whole.conj().T
+    of_each_kind(matrix, whole, right)
+    transposed(matrix, whole, right)
+    factors(matrix, whole, square, right)
+    vectors(matrix, whole, square, right[:, 0])
+    numbers_of(matrix(whole), whole)
 
 
 def of_each_kind(matrix, whole, right):
@@ -164,171 +163,163 @@ def numbers_of(a, whole):
 
 
 @on_ranks(2)
-def test_ranks(comm):
+def test_ranks(ctx):
     """Rank and pseudoinverse of matrices of any rank and shape, the condition of those that are not square."""
     rng = np.random.default_rng(38)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in ("float64", "complex128"):
-            for m, n, rank in ((9, 5, 5), (5, 9, 3), (7, 7, 6), (6, 4, 0), (1, 1, 1), (0, 3, 0), (3, 0, 0)):
-                whole = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
-                whole = (whole + 1j * whole if dtype[0] == "c" else whole).astype(dtype)
-                a, case = ctx.scatter(whole, block=2, order="F"), f"{dtype} {m} x {n} of rank {rank}"
-                assert la.matrix_rank(a) == rank, f"rank, {case}"
-                expected = np.linalg.pinv(whole, max(m, n) * np.finfo(dtype).eps)
-                check(la.pinv(a), expected, f"pinv, {case}")
-                if rank == min(m, n) > 0:
-                    check(la.cond(a, 2), np.linalg.cond(whole), f"cond, {case}")
-        values = ctx.scatter(np.diag([4.0, 2, 1, 0.5]), block=1)
-        assert [la.matrix_rank(values, tol) for tol in (0, 1, 1.5, 9)] == [4, 2, 2, 0], "tol: rank"
-        check(la.pinv(values, 0.25), np.diag([0.25, 0.5, 0, 0]), "rcond")
-        values[3, 3] = np.nan
-        assert la.matrix_rank(values) == 0, "NaN"
-        assert np.isnan(la.pinv(values).allgather()).all(), "NaN"
-        ends = [la.cond(ctx.zeros((3, 3)), p) for p in (2, -2)], la.cond(ctx.zeros((0, 3)), 2)
-        assert ends == ([np.inf, np.inf], 0), "nothing"
-        nothing = [la.norm(ctx.zeros((0, 3)), which) for which in (2, -2, "nuc")]
-        assert nothing == [0, 0, 0], "norms of nothing"
+    for dtype in ("float64", "complex128"):
+        for m, n, rank in ((9, 5, 5), (5, 9, 3), (7, 7, 6), (6, 4, 0), (1, 1, 1), (0, 3, 0), (3, 0, 0)):
+            whole = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
+            whole = (whole + 1j * whole if dtype[0] == "c" else whole).astype(dtype)
+            a, case = ctx.scatter(whole, block=2, order="F"), f"{dtype} {m} x {n} of rank {rank}"
+            assert la.matrix_rank(a) == rank, f"rank, {case}"
+            expected = np.linalg.pinv(whole, max(m, n) * np.finfo(dtype).eps)
+            check(la.pinv(a), expected, f"pinv, {case}")
+            if rank == min(m, n) > 0:
+                check(la.cond(a, 2), np.linalg.cond(whole), f"cond, {case}")
+    values = ctx.scatter(np.diag([4.0, 2, 1, 0.5]), block=1)
+    assert [la.matrix_rank(values, tol) for tol in (0, 1, 1.5, 9)] == [4, 2, 2, 0], "tol: rank"
+    check(la.pinv(values, 0.25), np.diag([0.25, 0.5, 0, 0]), "rcond")
+    values[3, 3] = np.nan
+    assert la.matrix_rank(values) == 0, "NaN"
+    assert np.isnan(la.pinv(values).allgather()).all(), "NaN"
+    ends = [la.cond(ctx.zeros((3, 3)), p) for p in (2, -2)], la.cond(ctx.zeros((0, 3)), 2)
+    assert ends == ([np.inf, np.inf], 0), "nothing"
+    nothing = [la.norm(ctx.zeros((0, 3)), which) for which in (2, -2, "nuc")]
+    assert nothing == [0, 0, 0], "norms of nothing"
 
 
 @on_ranks(1, 2)
-def test_error_states_of_numpy(comm):
+def test_error_states_of_numpy(comm, ctx):
     """NumPy's error state on one rank changes nothing: what is computed inside of a call may over- and underflow."""
-    with pb.Context(comm, engine="host") as ctx:
-        rng = np.random.default_rng(39)
-        whole = rng.standard_normal((9, 4))
-        a, b = ctx.scatter(whole, block=2), ctx.scatter(whole[:, :2], block=2)
-        square, single = a[:4, :], (a * 1e-30).astype("float32")
-        with np.errstate(all="raise" if comm.rank == comm.size - 1 else "warn"):
-            for case, call, expected in (
-                ("tol", lambda: la.matrix_rank(single, 1e300), 0),
-                ("pinv", lambda: np.isnan(la.pinv((a * 1j) * np.nan).allgather()).all(), True),
-                ("large", lambda: la.lstsq(a * 1e305, b * 1e-305, None).rank, 4),
-                ("small", lambda: la.lstsq(a * 1e-300, b * 1e-300, None).rank, 4),
-                (
-                    "refine",
-                    lambda: la.solve(square * 1e300, b[:4, :] * 1e-300, refine="float32").shape,
-                    (4, 2),
-                ),
-            ):
-                found = call()
-                assert found == expected, case
-
-
-@on_ranks(2)
-def test_determinants(comm):
-    """What is out of range before the last factor, what is out of range itself, and matrices without any."""
-    with pb.Context(comm, engine="host") as ctx:
-        for case, diagonal, expected in (
-            ("large, then small", [1e200, 1e200, 1e-200, 1e-200, -3], -3),
-            ("small, then large", [1e-200, 1e-200, 1e200, 1e200, 5], 5),
-            ("too large", [1e200, -1e200], -np.inf),
-            ("too small", [1e-200, 1e-200], 0),
-            ("singular", [1, 0, 2], 0),
-            ("many", np.tile([4, 0.25], 700), 1),
-            ("all halves", np.full(1200, 0.5), 0),
-            ("none", [], 1),
+    rng = np.random.default_rng(39)
+    whole = rng.standard_normal((9, 4))
+    a, b = ctx.scatter(whole, block=2), ctx.scatter(whole[:, :2], block=2)
+    square, single = a[:4, :], (a * 1e-30).astype("float32")
+    with np.errstate(all="raise" if comm.rank == comm.size - 1 else "warn"):
+        for case, call, expected in (
+            ("tol", lambda: la.matrix_rank(single, 1e300), 0),
+            ("pinv", lambda: np.isnan(la.pinv((a * 1j) * np.nan).allgather()).all(), True),
+            ("large", lambda: la.lstsq(a * 1e305, b * 1e-305, None).rank, 4),
+            ("small", lambda: la.lstsq(a * 1e-300, b * 1e-300, None).rank, 4),
+            ("refine", lambda: la.solve(square * 1e300, b[:4, :] * 1e-300, refine="float32").shape, (4, 2)),
         ):
-            n = len(diagonal)
-            values = np.asarray(diagonal, float)
-            a = ctx.from_function(lambda i, j, v=values: np.where(i == j, v[np.minimum(i, len(v) - 1)], 0)
-                                  if len(v) else 0.0 * i * j, (n, n))  # fmt: skip
-            found = la.det(a)
-            assert np.isclose(found, expected, rtol=1e-12, atol=0), f"det {case}"
-        assert la.cond(ctx.zeros((3, 3))) == np.inf, "cond of a singular matrix: finite"
+            found = call()
+            assert found == expected, case
 
 
 @on_ranks(2)
-def test_refusals(comm):
+def test_determinants(ctx):
+    """What is out of range before the last factor, what is out of range itself, and matrices without any."""
+    for case, diagonal, expected in (
+        ("large, then small", [1e200, 1e200, 1e-200, 1e-200, -3], -3),
+        ("small, then large", [1e-200, 1e-200, 1e200, 1e200, 5], 5),
+        ("too large", [1e200, -1e200], -np.inf),
+        ("too small", [1e-200, 1e-200], 0),
+        ("singular", [1, 0, 2], 0),
+        ("many", np.tile([4, 0.25], 700), 1),
+        ("all halves", np.full(1200, 0.5), 0),
+        ("none", [], 1),
+    ):
+        n = len(diagonal)
+        values = np.asarray(diagonal, float)
+        a = ctx.from_function(lambda i, j, v=values: np.where(i == j, v[np.minimum(i, len(v) - 1)], 0)
+                              if len(v) else 0.0 * i * j, (n, n))  # fmt: skip
+        found = la.det(a)
+        assert np.isclose(found, expected, rtol=1e-12, atol=0), f"det {case}"
+    assert la.cond(ctx.zeros((3, 3))) == np.inf, "cond of a singular matrix: finite"
+
+
+@on_ranks(2)
+def test_refusals(ctx):
     """What is wrong, on one rank or on all, every rank hears; a rank's argument of another value, too."""
-    with pb.Context(comm, engine="host") as ctx:
-        a, b, wide, zeros = ctx.eye(4), ctx.zeros((4, 1)), ctx.zeros((4, 5)), ctx.zeros((4, 4))
-        single, half = (ctx.zeros((4, 4), dtype=dtype) for dtype in ("float32", "float16"))
-        frozen, rank = ctx.eye((4, 4), block=4, grid=(1, 1)), ctx.rank
-        frozen.local.flags.writeable = False
-        nothing, argument, kind, layout = (
-            pb.UnsupportedError,
-            pb.ArgumentError,
-            pb.ArgumentTypeError,
-            pb.LayoutError,
-        )
-        kinds = "assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"
-        differ = pb.RankMismatchError
-        for expected, words, call in (
-            (AttributeError, ["numpy.linalg.eig of a.gather()"], lambda: la.eig),
-            (AttributeError, ["scipy.linalg.expm of a.gather()"], lambda: la.expm),
-            (layout, ["svdvals: a", "float16"], lambda: la.norm(half, 2)),
-            (argument, ["tol: expected None or a number of at least 0, got -1"], lambda: la.matrix_rank(a, -1)),
-            (argument, ["rcond: expected None or a number of at least 0, got nan"], lambda: la.pinv(a, np.nan)),
-            (kind, ["rcond: expected a number, got '1'"], lambda: la.pinv(a, "1")),
-            (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.pinv(np.eye(3))),
-            (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
-            (argument, ["ord: expected 'fro', 'nuc', 1, 2, -2, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
-            (argument, ["p: expected 'fro', 'nuc', 1, 2, -2 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
-            (argument, [kinds, "got 'tri'"], lambda: la.solve(a, a, "tri")),
-            (argument, [kinds], lambda: la.solve(a, a, np.eye(2))),
-            (argument, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
-            (argument, ["lower: expected True or False, got 'L'"], lambda: la.inv(a, "pos", lower="L")),
-            (argument, ["lower: expected True or False, got 2"], lambda: la.eigh(a, lower=2)),
-            (argument, ["lower: expected True or False, got 'L'"], lambda: la.cho_solve((a, "L"), a)),
-            (argument, ["lower: expected True or False, got 'X'"], lambda: la.cholesky(a, lower="X")),
-            (argument, ["lower: expected True or False, got ['L']"], lambda: la.cholesky(a, lower=["L"])),
-            (argument, ["a: expected a square matrix", "lower"], lambda: la.inv(wide, lower="lower")),
-            (argument, ["unit_diagonal: expected True or False, got 'U'"],
-             lambda: la.solve_triangular(a, a, 0, True, "U")),
-            (argument, ["trans: expected 0, 1, 2, 'N', 'T' or 'C', got 3"],
-             lambda: la.lu_solve(la.lu_factor(a), a, 3)),
-            (argument, ["trans: expected 0, 1, 2"], lambda: la.lstsq(a, a, trans=np.array(["N", "T"]))),
-            (argument, ["trans: expected 0, 1, 2", "timedelta64"],
-             lambda: la.lstsq(a, a, trans=np.timedelta64(1, "s") if ctx.rank else 0)),
-            (argument, ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
-             lambda: la.solve(a, a, transposed="H")),
-            (argument, ["op: expected one of"], lambda: la.qr(a).apply(a, "T")),
-            (argument, ["c_and_lower: expected a pair"], lambda: la.cho_solve(a, a)),
-            (argument, ["lu_and_piv: expected a pair"], lambda: la.lu_solve(a, a)),
-            *((argument, ["pivots: expected 4 integers"], lambda wrong=wrong: la.lu_solve((a, wrong), a))
-              for wrong in ([0, 6, 1], "no", [[1], [2, 3]])),
-            (argument, ["out: its local array is read-only"], lambda: la.cholesky(a, out=frozen)),
-            (kind, ["lu: expected a DistributedMatrix, got int"], lambda: la.lu_solve((1, [0]), a)),
-            (kind, ["c: expected a DistributedMatrix"], lambda: la.cho_solve((None, True), a)),
-            (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
-            (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.cholesky(1)),
-            (kind, ["b: expected a DistributedMatrix"], lambda: la.solve(a, 1, "pos", lower=True)),
-            (layout, ["b: 5 rows, but a has 4 columns"], lambda: la.solve(a, np.ones(5))),
-            (argument, ["b: complex128 does not convert to float64"], lambda: la.solve(a, np.ones(4) * 1j)),
-            (kind, ["b: expected numbers, got <U1"], lambda: la.lstsq(a, np.array(list("abcd")))),
-            (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.solve(np.eye(4), np.ones(4))),
-            (kind, ["a: expected a DistributedMatrix, got ndarray"],
-             lambda: la.solve(np.eye(4) if rank else a, np.ones(4))),
-            (layout, ["op(A) is 4x5 and op(B) is 4x1"], lambda: wide @ np.ones(4)),
-            (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: la.solve(a, np.full(4, rank))),
-            (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: a @ np.full(4, rank)),
-            (differ, ["on rank 1"], lambda: la.solve(a, np.ones(4) if rank else b)),
-            (differ, ["on rank 1"], lambda: a @ (np.ones(4) if rank else b)),
-            (kind, ["algo: expected a string"], lambda: la.solve(a, a, "pos", lower=True, algo=np.eye(2))),
-            (kind, ["algo: expected a string"], lambda: la.cholesky(a, algo=np.eye(2))),
-            (layout, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
-            (layout, ["a: expected a square matrix, got 4 x 5"], lambda: la.cholesky(wide)),
-            (layout, ["expected a square matrix"], lambda: la.det(wide)),
-            (layout, ["a: expected a square matrix"], lambda: la.slogdet(wide)),
-            (layout, ["expected a square matrix"], lambda: la.solve(wide, a, "sym")),
-            (layout, ["a: expected one of float64", "float16"], lambda: la.cholesky(half)),
-            (layout, ["b: expected float64"], lambda: la.solve(a, single, "pos", lower=True)),
-            (layout, ["b: 5 rows"], lambda: la.solve(a, wide.T, "pos", lower=True)),
-            (layout, ["out: expected 4 x 4 of float64"], lambda: la.cholesky(a, out=single)),
-            (layout, ["b: expected 4 rows", "out: expected 5 x 4"], lambda: la.lstsq(wide, wide.T, out=a)),
-            (pb.FactorizationError, ["index 0"], lambda: la.lstsq(zeros, zeros)),
-            (differ, ["norm", "ord"], lambda: la.norm(a, (1, np.inf)[rank])),
-            (differ, ["lower"], lambda: la.solve(a, a, "pos", lower=bool(rank))),
-            (differ, ["lower"], lambda: la.cholesky(a, lower=bool(rank))),
-            (differ, ["assume_a"], lambda: la.solve(a, a, ("pos", "gen")[rank])),
-            (differ, ["pivots"], lambda: la.lu_solve((a, np.full(4, rank)), a)),
-            (argument, ["pivots: expected"], lambda: la.lu_solve((a, [np.arange(4), a][rank]), a)),
-        ):  # fmt: skip
-            found = []
-            refuses(ctx, expected, words, told_kind, call, found)
-            assert found == [expected], f"{words}: LayoutError is for layouts"
-        check(la.cho_solve((frozen, True), a), np.eye(4), "a factor is only read")
-        check(la.solve(a, b + 1), np.ones((4, 1)), "the context goes on")
+    a, b, wide, zeros = ctx.eye(4), ctx.zeros((4, 1)), ctx.zeros((4, 5)), ctx.zeros((4, 4))
+    single, half = (ctx.zeros((4, 4), dtype=dtype) for dtype in ("float32", "float16"))
+    frozen, rank = ctx.eye((4, 4), block=4, grid=(1, 1)), ctx.rank
+    frozen.local.flags.writeable = False
+    nothing, argument, kind, layout = (
+        pb.UnsupportedError,
+        pb.ArgumentError,
+        pb.ArgumentTypeError,
+        pb.LayoutError,
+    )
+    kinds = "assume_a: expected one of 'gen', 'pos', 'sym', 'her', 'lower triangular'"
+    differ = pb.RankMismatchError
+    for expected, words, call in (
+        (AttributeError, ["numpy.linalg.eig of a.gather()"], lambda: la.eig),
+        (AttributeError, ["scipy.linalg.expm of a.gather()"], lambda: la.expm),
+        (layout, ["svdvals: a", "float16"], lambda: la.norm(half, 2)),
+        (argument, ["tol: expected None or a number of at least 0, got -1"], lambda: la.matrix_rank(a, -1)),
+        (argument, ["rcond: expected None or a number of at least 0, got nan"], lambda: la.pinv(a, np.nan)),
+        (kind, ["rcond: expected a number, got '1'"], lambda: la.pinv(a, "1")),
+        (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.pinv(np.eye(3))),
+        (nothing, ["solve: there is no plan with assume_a='sym'"], lambda: pb.plan(la.solve, a, a, "sym")),
+        (argument, ["ord: expected 'fro', 'nuc', 1, 2, -2, 'inf' or 'max', got 3"], lambda: la.norm(a, 3)),
+        (argument, ["p: expected 'fro', 'nuc', 1, 2, -2 or 'inf', got 'max'"], lambda: la.cond(a, "max")),
+        (argument, [kinds, "got 'tri'"], lambda: la.solve(a, a, "tri")),
+        (argument, [kinds], lambda: la.solve(a, a, np.eye(2))),
+        (argument, ["assume_a: expected one of", "got 'tri'"], lambda: la.inv(a, "tri")),
+        (argument, ["lower: expected True or False, got 'L'"], lambda: la.inv(a, "pos", lower="L")),
+        (argument, ["lower: expected True or False, got 2"], lambda: la.eigh(a, lower=2)),
+        (argument, ["lower: expected True or False, got 'L'"], lambda: la.cho_solve((a, "L"), a)),
+        (argument, ["lower: expected True or False, got 'X'"], lambda: la.cholesky(a, lower="X")),
+        (argument, ["lower: expected True or False, got ['L']"], lambda: la.cholesky(a, lower=["L"])),
+        (argument, ["a: expected a square matrix", "lower"], lambda: la.inv(wide, lower="lower")),
+        (argument, ["unit_diagonal: expected True or False, got 'U'"],
+         lambda: la.solve_triangular(a, a, 0, True, "U")),
+        (argument, ["trans: expected 0, 1, 2, 'N', 'T' or 'C', got 3"],
+         lambda: la.lu_solve(la.lu_factor(a), a, 3)),
+        (argument, ["trans: expected 0, 1, 2"], lambda: la.lstsq(a, a, trans=np.array(["N", "T"]))),
+        (argument, ["trans: expected 0, 1, 2", "timedelta64"],
+         lambda: la.lstsq(a, a, trans=np.timedelta64(1, "s") if ctx.rank else 0)),
+        (argument, ["transposed: expected 0, 1, 2, 'N', 'T' or 'C', got 'H'"],
+         lambda: la.solve(a, a, transposed="H")),
+        (argument, ["op: expected one of"], lambda: la.qr(a).apply(a, "T")),
+        (argument, ["c_and_lower: expected a pair"], lambda: la.cho_solve(a, a)),
+        (argument, ["lu_and_piv: expected a pair"], lambda: la.lu_solve(a, a)),
+        *((argument, ["pivots: expected 4 integers"], lambda wrong=wrong: la.lu_solve((a, wrong), a))
+          for wrong in ([0, 6, 1], "no", [[1], [2, 3]])),
+        (argument, ["out: its local array is read-only"], lambda: la.cholesky(a, out=frozen)),
+        (kind, ["lu: expected a DistributedMatrix, got int"], lambda: la.lu_solve((1, [0]), a)),
+        (kind, ["c: expected a DistributedMatrix"], lambda: la.cho_solve((None, True), a)),
+        (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.svd(1)),
+        (kind, ["a: expected a DistributedMatrix, got int"], lambda: la.cholesky(1)),
+        (kind, ["b: expected a DistributedMatrix"], lambda: la.solve(a, 1, "pos", lower=True)),
+        (layout, ["b: 5 rows, but a has 4 columns"], lambda: la.solve(a, np.ones(5))),
+        (argument, ["b: complex128 does not convert to float64"], lambda: la.solve(a, np.ones(4) * 1j)),
+        (kind, ["b: expected numbers, got <U1"], lambda: la.lstsq(a, np.array(list("abcd")))),
+        (kind, ["a: expected a DistributedMatrix, got ndarray"], lambda: la.solve(np.eye(4), np.ones(4))),
+        (kind, ["a: expected a DistributedMatrix, got ndarray"],
+         lambda: la.solve(np.eye(4) if rank else a, np.ones(4))),
+        (layout, ["op(A) is 4x5 and op(B) is 4x1"], lambda: wide @ np.ones(4)),
+        (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: la.solve(a, np.full(4, rank))),
+        (differ, ["the vector's shape, type and digest", "on rank 1"], lambda: a @ np.full(4, rank)),
+        (differ, ["on rank 1"], lambda: la.solve(a, np.ones(4) if rank else b)),
+        (differ, ["on rank 1"], lambda: a @ (np.ones(4) if rank else b)),
+        (kind, ["algo: expected a string"], lambda: la.solve(a, a, "pos", lower=True, algo=np.eye(2))),
+        (kind, ["algo: expected a string"], lambda: la.cholesky(a, algo=np.eye(2))),
+        (layout, ["cond: a: expected a square matrix, got 4 x 5"], lambda: la.cond(wide)),
+        (layout, ["a: expected a square matrix, got 4 x 5"], lambda: la.cholesky(wide)),
+        (layout, ["expected a square matrix"], lambda: la.det(wide)),
+        (layout, ["a: expected a square matrix"], lambda: la.slogdet(wide)),
+        (layout, ["expected a square matrix"], lambda: la.solve(wide, a, "sym")),
+        (layout, ["a: expected one of float64", "float16"], lambda: la.cholesky(half)),
+        (layout, ["b: expected float64"], lambda: la.solve(a, single, "pos", lower=True)),
+        (layout, ["b: 5 rows"], lambda: la.solve(a, wide.T, "pos", lower=True)),
+        (layout, ["out: expected 4 x 4 of float64"], lambda: la.cholesky(a, out=single)),
+        (layout, ["b: expected 4 rows", "out: expected 5 x 4"], lambda: la.lstsq(wide, wide.T, out=a)),
+        (pb.FactorizationError, ["index 0"], lambda: la.lstsq(zeros, zeros)),
+        (differ, ["norm", "ord"], lambda: la.norm(a, (1, np.inf)[rank])),
+        (differ, ["lower"], lambda: la.solve(a, a, "pos", lower=bool(rank))),
+        (differ, ["lower"], lambda: la.cholesky(a, lower=bool(rank))),
+        (differ, ["assume_a"], lambda: la.solve(a, a, ("pos", "gen")[rank])),
+        (differ, ["pivots"], lambda: la.lu_solve((a, np.full(4, rank)), a)),
+        (argument, ["pivots: expected"], lambda: la.lu_solve((a, [np.arange(4), a][rank]), a)),
+    ):  # fmt: skip
+        found = []
+        refuses(ctx, expected, words, told_kind, call, found)
+        assert found == [expected], f"{words}: LayoutError is for layouts"
+    check(la.cho_solve((frozen, True), a), np.eye(4), "a factor is only read")
+    check(la.solve(a, b + 1), np.ones((4, 1)), "the context goes on")
 
 
 def told_kind(call, found):

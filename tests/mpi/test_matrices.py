@@ -36,20 +36,17 @@ DISGUISES = {  # the same values in arrays of every kind
 
 
 @on_ranks(1, *only_long(2), 3, 4, *only_long(6))
-def test_there_and_back_in_every_layout(comm):
+def test_there_and_back_in_every_layout(comm, ctx):
     rng = np.random.default_rng(1)
     kinds = list(DISGUISES)
-    with pb.Context(comm, engine="host") as ctx:
-        for count, grid in enumerate(
-            grids(comm.size) * draws(max(1, 8 // comm.size), long=8 // comm.size + 1)
-        ):
-            shape, block = SHAPES[count % 7], pick(rng, BLOCKS)
-            d = layout(rng, shape, comm.size, grid=grid, block=block, dtype=pick(rng, TYPES))
-            kind, root, other = kinds[count % 6], count % comm.size, -count % comm.size
-            values = numbers(rng, d.shape, d.dtype)
-            with short_messages(pick(rng, (40, 400, 1 << 22))):
-                there_and_back(ctx, d, kind, root, other, values)
-            made_here(ctx, d, values)
+    for count, grid in enumerate(grids(comm.size) * draws(max(1, 8 // comm.size), long=8 // comm.size + 1)):
+        shape, block = SHAPES[count % 7], pick(rng, BLOCKS)
+        d = layout(rng, shape, comm.size, grid=grid, block=block, dtype=pick(rng, TYPES))
+        kind, root, other = kinds[count % 6], count % comm.size, -count % comm.size
+        values = numbers(rng, d.shape, d.dtype)
+        with short_messages(pick(rng, (40, 400, 1 << 22))):
+            there_and_back(ctx, d, kind, root, other, values)
+        made_here(ctx, d, values)
 
 
 def there_and_back(ctx, d, kind, root, other, values):
@@ -86,31 +83,30 @@ def made_here(ctx, d, values):
 
 
 @on_ranks(1, 3)
-def test_types_are_converted(comm):
+def test_types_are_converted(comm, ctx):
     rng = np.random.default_rng(2)
-    with pb.Context(comm, engine="host") as ctx:
-        root = comm.size - 1
-        for to in TYPES:
-            for given in ("bool", "int8", "uint32", "int64", *TYPES):
-                d = layout(rng, (11, 8), comm.size, dtype=to)
-                values = np.abs(numbers(rng, d.shape, "float64")).astype(
-                    pb.dtypes.as_dtype(given) if given in TYPES else given
-                )
-                if values.dtype.kind == "c":
-                    values += 1j
-                array = values if comm.rank == root else None
-                case = f"{given} to {to}"
-                if values.dtype.kind == "c" and d.dtype.kind != "c":
-                    words = [f"{given} does not convert to {to}"]
-                    refuses(ctx, pb.ArgumentError, words, ctx.scatter, array, d, root)
-                else:
-                    check_matrix(ctx.scatter(array, d, root), values.astype(d.dtype), case)
-        d = layout(rng, (3, 2), comm.size)
-        check_matrix(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2))
-        once = ctx.from_function(lambda i, j: 4, d)
-        check_matrix(once, np.full((3, 2), 4.0), "from_function broadcasts a number")
-        once = ctx.from_function(lambda i, j: i, d)
-        check_matrix(once, np.array([[0.0, 0], [1, 1], [2, 2]]), "from_function broadcasts a column")
+    root = comm.size - 1
+    for to in TYPES:
+        for given in ("bool", "int8", "uint32", "int64", *TYPES):
+            d = layout(rng, (11, 8), comm.size, dtype=to)
+            values = np.abs(numbers(rng, d.shape, "float64")).astype(
+                pb.dtypes.as_dtype(given) if given in TYPES else given
+            )
+            if values.dtype.kind == "c":
+                values += 1j
+            array = values if comm.rank == root else None
+            case = f"{given} to {to}"
+            if values.dtype.kind == "c" and d.dtype.kind != "c":
+                words = [f"{given} does not convert to {to}"]
+                refuses(ctx, pb.ArgumentError, words, ctx.scatter, array, d, root)
+            else:
+                check_matrix(ctx.scatter(array, d, root), values.astype(d.dtype), case)
+    d = layout(rng, (3, 2), comm.size)
+    check_matrix(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2))
+    once = ctx.from_function(lambda i, j: 4, d)
+    check_matrix(once, np.full((3, 2), 4.0), "from_function broadcasts a number")
+    once = ctx.from_function(lambda i, j: i, d)
+    check_matrix(once, np.array([[0.0, 0], [1, 1], [2, 2]]), "from_function broadcasts a column")
 
 
 @on_ranks(1, 4)
@@ -150,15 +146,14 @@ def test_any_communicator(comm):
 
 
 @on_ranks(1)
-def test_pickling_says_what_to_do_instead(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        a = ctx.zeros((4, 4), block=2)
-        here = r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
-        for each, words in (
-            (ctx, here),
-            (a, here),
-            (a.T, here),
-            (pb.plan(pb.matmul, a, a), "Plan the call again"),
-        ):
-            with pytest.raises(TypeError, match=words):
-                pickle.dumps(each)
+def test_pickling_says_what_to_do_instead(ctx):
+    a = ctx.zeros((4, 4), block=2)
+    here = r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
+    for each, words in (
+        (ctx, here),
+        (a, here),
+        (a.T, here),
+        (pb.plan(pb.matmul, a, a), "Plan the call again"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            pickle.dumps(each)

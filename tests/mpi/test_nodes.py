@@ -25,7 +25,6 @@ from tests.helpers import inside
 from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
-from tests.helpers.nodes import ranks_of_nodes
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
 from tests.helpers.tensor_cases import FORMS, Case, other_split, shard, sizes
@@ -43,28 +42,30 @@ def seen(ctx, comm):
     return [list(ranks) for ranks in ctx.engine.transport.nodes], size
 
 
-def everything(comm, nodes, folder):
+@on_ranks(
+    (4, "interleaved:2"), (3, "blocks:2"), *only_long((4, "blocks:2"), (6, "interleaved:3"), (6, "blocks:4"))
+)
+def test_every_kind_of_call(comm, ctx, nodes, directory):
     """What the random calls between nodes, in test_calls.py, have not."""
     rng = np.random.default_rng(68)
-    with pb.Context(comm, engine="host") as ctx:
-        found, together = seen(ctx, comm)
-        mine = next(ranks for ranks in nodes if comm.rank in ranks)
-        assert (found, together) == (nodes, len(mine)), f"nodes: {found}, MPI: {together}"
+    found, together = seen(ctx, comm)
+    mine = next(ranks for ranks in nodes if comm.rank in ranks)
+    assert (found, together) == (nodes, len(mine)), f"nodes: {found}, MPI: {together}"
 
-        whole = numbers(rng, (37, 29), np.dtype("float64"))
-        a = scattered(ctx, layout(rng, whole.shape, comm.size), whole)
-        for grid in grids(comm.size):
-            b = a.redistribute(grid=grid, block=(3, 5), order="F")
-            check_matrix(b, whole, f"move to {grid}")
-        check_array(a.allgather(), whole, "allgather")
-        a.save(f"{folder}/a.npy")
-        check_matrix(ctx.load(f"{folder}/a.npy", block=(4, 4)), whole, "file")
-        for algo in ("gathered", "shared", "panels", "stationary"):
-            check_matrix(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T, algo)
+    whole = numbers(rng, (37, 29), np.dtype("float64"))
+    a = scattered(ctx, layout(rng, whole.shape, comm.size), whole)
+    for grid in grids(comm.size):
+        b = a.redistribute(grid=grid, block=(3, 5), order="F")
+        check_matrix(b, whole, f"move to {grid}")
+    check_array(a.allgather(), whole, "allgather")
+    a.save(f"{directory}/a.npy")
+    check_matrix(ctx.load(f"{directory}/a.npy", block=(4, 4)), whole, "file")
+    for algo in ("gathered", "shared", "panels", "stationary"):
+        check_matrix(pb.matmul(a, a, op_b="T", algo=algo), whole @ whole.T, algo)
 
-        for form in FORMS:
-            case = Case(rng, comm, form, "float32", 13, 9, 11)
-            check_array(case(ctx), case.expected(), form)
+    for form in FORMS:
+        case = Case(rng, comm, form, "float32", 13, 9, 11)
+        check_array(case(ctx), case.expected(), form)
 
 
 @contextlib.contextmanager
@@ -86,46 +87,47 @@ def counted(ctx, found):
     found += ["meeting"] * post.meetings + ["sums"] * post.exchanges
 
 
-def direct_calls(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks((3, "blocks:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (4, "interleaved:3")))
+def test_direct_calls_take_one_exchange_each_way(comm, ctx):
     """Small calls take one exchange between nodes, those that sum up parts of several ranks one more, back."""
     rng = np.random.default_rng(3)
     once, twice = ["meeting"], ["meeting", "sums"]
-    with pb.Context(comm, engine="host") as ctx:
-        n, r = 24, slice(3, 20)
-        for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
-            x, y, z = (rng.integers(-4, 5, (n, n)).astype(float) for _ in range(3))
-            lower = np.tril(x)
-            a, b, c, t = (
-                ctx.scatter(values, pb.MatrixDescriptor(values.shape, (4, 4), grid))
-                for values, grid in ((x, a_grid), (y, b_grid), (z, a_grid), (lower, b_grid))
-            )
-            sides, factor = np.tril(z[r, r]) + np.tril(z[r, r], -1).T, np.tril(x[r, r], -1) + 4 * np.eye(17)
-            d = pb.MatrixDescriptor(factor.shape, (4, 4), a_grid)
-            p, f, right = (ctx.scatter(each, d) for each in (factor @ factor.T, factor, factor @ z[r, r]))
-            for name, exchanges, expected, call, *given in (
-                ("matmul", [once], x[r, r] @ y[r, r], pb.matmul, a[r, r], b[r, r]),
-                ("geadd", [once], x[r, r] + z[r, r], pb.blas.geadd, a[r, r], c[r, r]),
-                ("dot", [once], x[r, 0] @ z[r, 0], pb.blas.dot, a[r, :1], c[r, :1]),
-                ("symm", [once], sides @ y[r, r], pb.blas.symm, c[r, r], b[r, r]),
-                ("ger", [once], np.outer(x[r, 0], y[r, 2]), pb.blas.ger, a[r, :1], b[r, 2:3]),
-                ("cholesky", [twice], factor, pb.linalg.cholesky, p),
-                ("trsm", [once, twice], z[r, r], pb.blas.trsm, f, right),
-                ("trmm", [once], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
-                ("gemv", [once, twice], y[r, r] @ x[r, 1:2], pb.blas.gemv, b[r, r], a[r, 1:2]),
-            ):
-                ways = []
-                with counted(ctx, ways):
-                    found = call(*given)
-                found = found.allgather() if hasattr(found, "allgather") else found
-                check_array(np.asarray(found), np.asarray(expected), f"{name} on {a_grid}, {b_grid}")
-                assert ways in exchanges, f"{name} on {a_grid}, {b_grid}"
+    n, r = 24, slice(3, 20)
+    for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
+        x, y, z = (rng.integers(-4, 5, (n, n)).astype(float) for _ in range(3))
+        lower = np.tril(x)
+        a, b, c, t = (
+            ctx.scatter(values, pb.MatrixDescriptor(values.shape, (4, 4), grid))
+            for values, grid in ((x, a_grid), (y, b_grid), (z, a_grid), (lower, b_grid))
+        )
+        sides, factor = np.tril(z[r, r]) + np.tril(z[r, r], -1).T, np.tril(x[r, r], -1) + 4 * np.eye(17)
+        d = pb.MatrixDescriptor(factor.shape, (4, 4), a_grid)
+        p, f, right = (ctx.scatter(each, d) for each in (factor @ factor.T, factor, factor @ z[r, r]))
+        for name, exchanges, expected, call, *given in (
+            ("matmul", [once], x[r, r] @ y[r, r], pb.matmul, a[r, r], b[r, r]),
+            ("geadd", [once], x[r, r] + z[r, r], pb.blas.geadd, a[r, r], c[r, r]),
+            ("dot", [once], x[r, 0] @ z[r, 0], pb.blas.dot, a[r, :1], c[r, :1]),
+            ("symm", [once], sides @ y[r, r], pb.blas.symm, c[r, r], b[r, r]),
+            ("ger", [once], np.outer(x[r, 0], y[r, 2]), pb.blas.ger, a[r, :1], b[r, 2:3]),
+            ("cholesky", [twice], factor, pb.linalg.cholesky, p),
+            ("trsm", [once, twice], z[r, r], pb.blas.trsm, f, right),
+            ("trmm", [once], lower[r, r] @ x[r, r], pb.blas.trmm, t[r, r], a[r, r]),
+            ("gemv", [once, twice], y[r, r] @ x[r, 1:2], pb.blas.gemv, b[r, r], a[r, 1:2]),
+        ):
+            ways = []
+            with counted(ctx, ways):
+                found = call(*given)
+            found = found.allgather() if hasattr(found, "allgather") else found
+            check_array(np.asarray(found), np.asarray(expected), f"{name} on {a_grid}, {b_grid}")
+            assert ways in exchanges, f"{name} on {a_grid}, {b_grid}"
 
 
 def direct_calls_without_mpi(group, ranks_per_node):
     """The same of a process group of PyTorch: messages go over sockets of the core's own."""
     with mock.patch.dict("os.environ", PBLASMP_RANKS_PER_NODE=str(ranks_per_node)):
         comm = wrap(group)
-        direct_calls(comm)
+        test_direct_calls_take_one_exchange_each_way.on_rank(comm)
         with mock.patch("pblasmp.comm.process_group.connect", return_value=None), pb.Context(comm) as ctx:
             values = np.arange(36.0).reshape(6, 6)
             a = ctx.scatter(values, block=2)
@@ -134,7 +136,9 @@ def direct_calls_without_mpi(group, ranks_per_node):
         comm.free()
 
 
-def boards(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks((3, "blocks:2"), *only_long((4, "interleaved:2")))
+def test_every_engine_votes_in_one_exchange(comm):
     """Also an engine that shares no memory, as that of GPUs, votes in one exchange."""
     control = wrap(comm)
     ranks = control.split([range(comm.size)])
@@ -150,12 +154,14 @@ def boards(comm):
     control.free()
 
 
-def one_column(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks((4, "blocks:2"), *only_long((3, "blocks:3"), (4, "interleaved:2"), (6, "blocks:3")))
+def test_a_solve_for_one_column_moves_no_matrix(comm, ctx):
     """A solve for one column leaves the matrix where it is: of each block its solution travels, and sums for it."""
     rng, n, block = np.random.default_rng(12), 41, 4
     blocks = -(-n // block)
     whole, x = rng.standard_normal((n, n)) / n + np.eye(n), rng.standard_normal((n, 1))
-    with pb.Context(comm, engine="host") as ctx, changed_limits(handoff=1, tiny=0):
+    with changed_limits(handoff=1, tiny=0):
         post = inside.of_the_core(ctx)
         for grid, (uplo, op, diag) in itertools.product(grids(comm.size), pairs("LU", "NT", "UN")):
             a = ctx.scatter(whole, pb.MatrixDescriptor((n, n), (block, block), grid, order="CF"[uplo == "L"]))
@@ -206,112 +212,108 @@ def dealt(d, nodes, width, workers):
     return crossing
 
 
-def volumes(comm, nodes):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks((4, "interleaved:2"), *only_long((4, "blocks:2"), (6, "blocks:3"), (6, "interleaved:2")))
+def test_each_element_crosses_between_two_nodes_once(comm, ctx, nodes):
     """Each element crosses between two nodes once, however many ranks read it there, and what is not read does not."""
     heads = 8 * (_core.VALUES + 1) * comm.size * (len(nodes) - 1)
-    with pb.Context(comm, engine="host") as ctx:
-        post, n = inside.of_the_core(ctx), 60
-        every, nothing = range(n), range(0)
+    post, n = inside.of_the_core(ctx), 60
+    every, nothing = range(n), range(0)
 
-        def sent(call, *given, **how):
-            post.sent_bytes = post.meetings = 0
-            call(*given, **how)
-            return comm.allreduce(post.sent_bytes) - heads * post.meetings
+    def sent(call, *given, **how):
+        post.sent_bytes = post.meetings = 0
+        call(*given, **how)
+        return comm.allreduce(post.sent_bytes) - heads * post.meetings
 
-        def sent_by_mpi(call):
-            mine, carrier = next(ranks for ranks in nodes if comm.rank in ranks), ctx.engine.transport.comm
-            with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
-                call()
-            sizes = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
-            return comm.allreduce(sum(sizes))
+    def sent_by_mpi(call):
+        mine, carrier = next(ranks for ranks in nodes if comm.rank in ranks), ctx.engine.transport.comm
+        with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
+            call()
+        sizes = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
+        return comm.allreduce(sum(sizes))
 
-        large = ctx.scatter(np.eye(128), pb.MatrixDescriptor((128, 128), 32, grids(comm.size)[-1]))
-        x = ctx.scatter(np.ones((128, 1)), pb.MatrixDescriptor((128, 1), 32, grids(comm.size)[-1]))
-        found = sent(pb.blas.trsv, large, x, out=x)  # vectors alone
-        most = 8 * 128 * comm.size * (len(nodes) - 1)
-        assert found <= most, "trsv of four blocks"
-        for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
-            whole = np.eye(n) * n + 1.0
-            a, b = (
-                ctx.scatter(whole, pb.MatrixDescriptor((n, n), (4, 4), grid)) for grid in (a_grid, b_grid)
-            )
-            out = ctx.empty(a.descriptor)
+    large = ctx.scatter(np.eye(128), pb.MatrixDescriptor((128, 128), 32, grids(comm.size)[-1]))
+    x = ctx.scatter(np.ones((128, 1)), pb.MatrixDescriptor((128, 1), 32, grids(comm.size)[-1]))
+    found = sent(pb.blas.trsv, large, x, out=x)  # vectors alone
+    most = 8 * 128 * comm.size * (len(nodes) - 1)
+    assert found <= most, "trsv of four blocks"
+    for a_grid, b_grid in itertools.product((grids(comm.size)[0], *grids(comm.size)[-2:]), repeat=2):
+        whole = np.eye(n) * n + 1.0
+        a, b = (ctx.scatter(whole, pb.MatrixDescriptor((n, n), (4, 4), grid)) for grid in (a_grid, b_grid))
+        out = ctx.empty(a.descriptor)
 
-            def of_result(rank, d=out.descriptor):
-                return d.global_indices(rank) if rank < d.grid.size else (nothing, nothing)
+        def of_result(rank, d=out.descriptor):
+            return d.global_indices(rank) if rank < d.grid.size else (nothing, nothing)
 
-            least = 8 * sum(
-                needed(a, ranks, lambda rank: (of_result(rank)[0], every))
-                + needed(b, ranks, lambda rank: (every, of_result(rank)[1]))
-                for ranks in nodes
-            )
-            with pb.plan(pb.matmul, a, b, out=out, algo="shared") as plan:
-                ways = {"matmul": sent(pb.matmul, a, b, out=out), "messages of MPI": sent_by_mpi(plan)}
-            for way, found in ways.items():
-                assert found == least, f"{way} on {a_grid}, {b_grid}"
-            x = ctx.scatter(whole[:, :1], pb.MatrixDescriptor((n, 1), (4, 4), b_grid))
-            for name in ("trmv", "symv"):  # x, and sums of the ranks of a process row or two
-                found = sent(getattr(pb.blas, name), a, x, out=x if name == "trmv" else None)
-                most = 8 * n * comm.size * (len(nodes) - 1)
-                assert found <= most, f"{name} on {a_grid}, {b_grid}"
-            if a_grid == b_grid and a_grid.size > 1:  # one rank sends its part whole
-                most = 8 * sum(needed(a, ranks, lambda _: (every, every)) for ranks in nodes)
-                found = sent(pb.linalg.cholesky, a, out=out)
-                half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
-                assert half, f"Cholesky on {a_grid}: {found} bytes, of all elements {most}"
-                workers = min(ctx.engine.operations.workers, comm.size, n // 4)
-                for width in (4, 7):
-                    with changed_limits(width=width, part=4):
-                        found = sent(pb.linalg.cholesky, a, out=out)
-                    most = 8 * dealt(a.descriptor, nodes, width, workers)
-                    least = (
-                        most if width == 4 else 0.95 * most
-                    )  # what is above the diagonal of a block is left out
-                    assert least <= found <= most, (
-                        f"dealt Cholesky on {a_grid}, {width} columns: {found} bytes"
-                    )
+        least = 8 * sum(
+            needed(a, ranks, lambda rank: (of_result(rank)[0], every))
+            + needed(b, ranks, lambda rank: (every, of_result(rank)[1]))
+            for ranks in nodes
+        )
+        with pb.plan(pb.matmul, a, b, out=out, algo="shared") as plan:
+            ways = {"matmul": sent(pb.matmul, a, b, out=out), "messages of MPI": sent_by_mpi(plan)}
+        for way, found in ways.items():
+            assert found == least, f"{way} on {a_grid}, {b_grid}"
+        x = ctx.scatter(whole[:, :1], pb.MatrixDescriptor((n, 1), (4, 4), b_grid))
+        for name in ("trmv", "symv"):  # x, and sums of the ranks of a process row or two
+            found = sent(getattr(pb.blas, name), a, x, out=x if name == "trmv" else None)
+            most = 8 * n * comm.size * (len(nodes) - 1)
+            assert found <= most, f"{name} on {a_grid}, {b_grid}"
+        if a_grid == b_grid and a_grid.size > 1:  # one rank sends its part whole
+            most = 8 * sum(needed(a, ranks, lambda _: (every, every)) for ranks in nodes)
+            found = sent(pb.linalg.cholesky, a, out=out)
+            half = most // 2 < found < 0.6 * most + 8 * n * 4 * len(nodes)
+            assert half, f"Cholesky on {a_grid}: {found} bytes, of all elements {most}"
+            workers = min(ctx.engine.operations.workers, comm.size, n // 4)
+            for width in (4, 7):
+                with changed_limits(width=width, part=4):
+                    found = sent(pb.linalg.cholesky, a, out=out)
+                most = 8 * dealt(a.descriptor, nodes, width, workers)
+                least = (
+                    most if width == 4 else 0.95 * most
+                )  # what is above the diagonal of a block is left out
+                assert least <= found <= most, f"dealt Cholesky on {a_grid}, {width} columns: {found} bytes"
 
 
-def results_of_nodes(comm, nodes):
+@on_ranks((3, "blocks:2"), (4, "interleaved:2"), *only_long((5, "blocks:2"), (6, "interleaved:3")))
+def test_results_cross_between_two_nodes_once(comm, ctx, nodes):
     """Each element of X, of a result, or of a sum in the type in which it is added, crosses to a node once."""
     rng = np.random.default_rng(15)
     mine = next(ranks for ranks in nodes if comm.rank in ranks)
-    with pb.Context(comm, engine="host") as ctx:
-        carrier = ctx.engine.transport.comm
-        ways = [(form, shard, {"algo": "pull"}) for form in FORMS if form != "matmul_allreduce"]
-        if comm.size > len(nodes):  # then "auto" takes it where slabs cannot be taken
-            ways.append(("allgather_matmul", shard, {"return_gathered": True}))
-            ways += [(form, other_split, {}) for form in FORMS if form != "matmul_allreduce"]
-        for (form, split, how), dtype, size in itertools.product(ways, ("float64", "bfloat16"), sizes(comm)):
-            (tokens, outputs, inputs), about = size, f"{form} {split.__name__} {how}"
-            case = Case(rng, comm, form, dtype, *size, split=split)
-            with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
-                found = case(ctx, **how)
-            if "return_gathered" in how:
-                found, gathered = found
-                check_array(gathered, case.x, f"X of {about} {dtype} {size}")
-            check_array(found, case.expected(), f"{about} {dtype} {size}")
-            sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
-            everyones = sum(map(sum, comm.allgather(sent)))
-            item = 8 if dtype == "float64" else 4 if form == "matmul_reduce_scatter" else 2
-            elements = tokens * (inputs if form == "allgather_matmul" else outputs)
-            most = elements * item * (len(nodes) - 1)  # slabs of no inputs are not sent
-            assert everyones <= most if inputs == 0 else everyones == most, f"{about} {dtype} {size}"
-            assert len(sent) == len(send.mock_calls), "within a node there are no messages"
-        case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
-        found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)
-        check_array(found, case.expected(2, 3, bias=True), "C and bias are added once")
+    carrier = ctx.engine.transport.comm
+    ways = [(form, shard, {"algo": "pull"}) for form in FORMS if form != "matmul_allreduce"]
+    if comm.size > len(nodes):  # then "auto" takes it where slabs cannot be taken
+        ways.append(("allgather_matmul", shard, {"return_gathered": True}))
+        ways += [(form, other_split, {}) for form in FORMS if form != "matmul_allreduce"]
+    for (form, split, how), dtype, size in itertools.product(ways, ("float64", "bfloat16"), sizes(comm)):
+        (tokens, outputs, inputs), about = size, f"{form} {split.__name__} {how}"
+        case = Case(rng, comm, form, dtype, *size, split=split)
+        with mock.patch.object(carrier, "isend", side_effect=carrier.isend) as send:
+            found = case(ctx, **how)
+        if "return_gathered" in how:
+            found, gathered = found
+            check_array(gathered, case.x, f"X of {about} {dtype} {size}")
+        check_array(found, case.expected(), f"{about} {dtype} {size}")
+        sent = [array.nbytes for array, to in (each.args for each in send.mock_calls) if to not in mine]
+        everyones = sum(map(sum, comm.allgather(sent)))
+        item = 8 if dtype == "float64" else 4 if form == "matmul_reduce_scatter" else 2
+        elements = tokens * (inputs if form == "allgather_matmul" else outputs)
+        most = elements * item * (len(nodes) - 1)  # slabs of no inputs are not sent
+        assert everyones <= most if inputs == 0 else everyones == most, f"{about} {dtype} {size}"
+        assert len(sent) == len(send.mock_calls), "within a node there are no messages"
+    case = Case(rng, comm, "matmul_reduce_scatter", "float64", 11, 7, 5)
+    found = case(ctx, algo="pull", alpha=2, beta=3, c=case.local_c, bias=case.local_bias)
+    check_array(found, case.expected(2, 3, bias=True), "C and bias are added once")
 
 
 @on_ranks(4, on_nodes="interleaved:2")
-def test_a_node_waits_for_none_of_another(comm):
+def test_a_node_waits_for_none_of_another(comm, ctx):
     """What ranks share, they share within a node: others come later, once they hear that these went on."""
-    with pb.Context(comm, engine="host") as ctx:
-        if comm.rank % 2:
-            assert comm.recv(source=comm.rank - 1, tag=3) == "went on"
-        ctx.engine.transport.fence()
-        if not comm.rank % 2:
-            comm.send("went on", comm.rank + 1, tag=3)
+    if comm.rank % 2:
+        assert comm.recv(source=comm.rank - 1, tag=3) == "went on"
+    ctx.engine.transport.fence()
+    if not comm.rank % 2:
+        comm.send("went on", comm.rank + 1, tag=3)
 
 
 @on_ranks(2, on_nodes="blocks:2")
@@ -420,61 +422,8 @@ def test_setting_up_takes_as_many_calls_however_many_ranks_there_are():
         )
 
 
-@pytest.mark.parametrize(
-    ("nranks", "form"),
-    [
-        (4, "interleaved:2"),
-        (3, "blocks:2"),
-        *only_long((4, "blocks:2"), (6, "interleaved:3"), (6, "blocks:4")),
-    ],
-)
-def test_every_kind_of_call(nranks, form, tmp_path):
-    run_mpi(everything, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks), folder=str(tmp_path))
-
-
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-@pytest.mark.parametrize(
-    ("nranks", "form"), [(3, "blocks:2"), *only_long((2, "blocks:2"), (4, "blocks:2"), (4, "interleaved:3"))]
-)
-def test_direct_calls_take_one_exchange_each_way(nranks, form):
-    run_mpi(direct_calls, nranks, on_nodes=form)
-
-
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-@pytest.mark.parametrize(("nranks", "form"), [(3, "blocks:2"), *only_long((4, "interleaved:2"))])
-def test_every_engine_votes_in_one_exchange(nranks, form):
-    run_mpi(boards, nranks, on_nodes=form)
-
-
-@starts_ranks
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
 @pytest.mark.parametrize(("nranks", "ranks_per_node"), [(4, 2), *only_long((2, 1), (3, 2), (4, 1))])
 def test_direct_calls_take_one_exchange_each_way_without_mpi(nranks, ranks_per_node):
     pytest.importorskip("torch")
     run_torch(direct_calls_without_mpi, nranks, ranks_per_node=ranks_per_node)
-
-
-@starts_ranks
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-@pytest.mark.parametrize(
-    ("nranks", "form"), [(4, "blocks:2"), *only_long((3, "blocks:3"), (4, "interleaved:2"), (6, "blocks:3"))]
-)
-def test_a_solve_for_one_column_moves_no_matrix(nranks, form):
-    run_mpi(one_column, nranks, on_nodes=form)
-
-
-@pytest.mark.skipif(_core.load() is None, reason="there is no core")
-@pytest.mark.parametrize(
-    ("nranks", "form"),
-    [(4, "interleaved:2"), *only_long((4, "blocks:2"), (6, "blocks:3"), (6, "interleaved:2"))],
-)
-def test_each_element_crosses_between_two_nodes_once(nranks, form):
-    run_mpi(volumes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))
-
-
-@pytest.mark.parametrize(
-    ("nranks", "form"),
-    [(3, "blocks:2"), (4, "interleaved:2"), *only_long((5, "blocks:2"), (6, "interleaved:3"))],
-)
-def test_results_cross_between_two_nodes_once(nranks, form):
-    run_mpi(results_of_nodes, nranks, on_nodes=form, nodes=ranks_of_nodes(form, nranks))

@@ -36,12 +36,11 @@ SHARING = (
 
 @pytest.mark.parametrize("name", ["two_shot", "ring"])
 @on_ranks(3, runner=run_on_one_node)
-def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(comm, name):
+def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(comm, ctx, name):
     rng = np.random.default_rng(comm.rank)
     x, w = (rng.standard_normal((300, 50)).astype(np.float32) for _ in range(2))
-    with pb.Context(comm, engine="host") as ctx:
-        bits = {zlib.crc32(pb.matmul_allreduce(x, w, ctx, algo=name).tobytes()) for _ in range(5)}
-        assert len(set().union(*comm.allgather(bits))) == 1
+    bits = {zlib.crc32(pb.matmul_allreduce(x, w, ctx, algo=name).tobytes()) for _ in range(5)}
+    assert len(set().union(*comm.allgather(bits))) == 1
 
 
 @on_ranks(3, runner=run_on_one_node)
@@ -57,22 +56,21 @@ def test_the_workspace_is_what_the_ranks_share(comm):
 
 
 @on_ranks(2, 4, *only_long(5), 6, runner=run_on_one_node)
-def test_the_choice_by_rule(comm):
+def test_the_choice_by_rule(comm, ctx):
     """What docs/tensor-parallel.md says that "auto" takes."""
     small, large = (512, 256), (2048, 512)  # of the sum, 4 bytes each
-    with pb.Context(comm, engine="host") as ctx:
-        for function, (tokens, outputs), how, name in (
-            (pb.allgather_matmul, small, {}, "pull"),
-            (pb.allgather_matmul, (3 + comm.rank, 5), {"return_gathered": True}, "pull"),
-            (pb.matmul_allgather, small, {}, "pull"),
-            (pb.matmul_reduce_scatter, small, {}, "pull"),
-            (pb.matmul_reduce_scatter, large, {}, "pull" if comm.size > 4 else "ring"),
-            (pb.matmul_allreduce, small, {}, "two_shot"),
-            (pb.matmul_allreduce, large, {}, "two_shot" if comm.size > 4 else "ring"),
-        ):
-            x, w = (np.ones((length, 8), np.float32) for length in (tokens, outputs))
-            with pb.plan(function, x, w, ctx, **how) as plan:
-                assert plan.report().algorithm == name, (function.__name__, tokens, how)
+    for function, (tokens, outputs), how, name in (
+        (pb.allgather_matmul, small, {}, "pull"),
+        (pb.allgather_matmul, (3 + comm.rank, 5), {"return_gathered": True}, "pull"),
+        (pb.matmul_allgather, small, {}, "pull"),
+        (pb.matmul_reduce_scatter, small, {}, "pull"),
+        (pb.matmul_reduce_scatter, large, {}, "pull" if comm.size > 4 else "ring"),
+        (pb.matmul_allreduce, small, {}, "two_shot"),
+        (pb.matmul_allreduce, large, {}, "two_shot" if comm.size > 4 else "ring"),
+    ):
+        x, w = (np.ones((length, 8), np.float32) for length in (tokens, outputs))
+        with pb.plan(function, x, w, ctx, **how) as plan:
+            assert plan.report().algorithm == name, (function.__name__, tokens, how)
 
 
 @on_ranks(2, 4, runner=run_on_one_node)

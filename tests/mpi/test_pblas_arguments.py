@@ -67,18 +67,10 @@ def variations(name, ictxt):
                 desc = known[each].copy()
                 desc[entry - 1] = value
                 word = f"entry {entry} (" if entry != 2 or moves or other else ""
-                yield (
-                    {**known, each: desc},
-                    -(100 * number + REPORTED.get(entry, entry)),
-                    [word],
-                )
+                yield ({**known, each: desc}, -(100 * number + REPORTED.get(entry, entry)), [word])
             desc = known[each].copy()
             desc[2:4] = 0
-            yield (
-                {**known, each: desc},
-                -(100 * number + 3),
-                ["entry 3 (M_)", "entry 4 (N_)"],
-            )
+            yield ({**known, each: desc}, -(100 * number + 3), ["entry 3 (M_)", "entry 4 (N_)"])
             yield {**known, each: known[each] + 0.5}, -number, ["nine integers"]
             yield {**known, each: known[each][:8]}, -number, ["nine integers"]
         elif each[0] in "ij" and each[1:] in known:
@@ -213,88 +205,87 @@ def tools(comm, ictxt):
 
 
 @on_ranks(4)
-def test_illegal_arguments(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        ictxt = pblas.gridinit(ctx, "r", 2, 2)
-        for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
-            found = list(variations(name, ictxt))
-            for known, info, words in in_turn(found, keep=16, first=number):
-                raised(comm, name, known, info, words)
-        known = legal("pdgemm", ictxt)
-        known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}
-        raised(comm, "pdgemm", known, -3, ["3 faults", "argument 12 (ib)"])
-        for number, each in enumerate(("uplo", "diag"), 1):
-            known = legal("pctrmr2d", ictxt) | {each: np.zeros(2) if comm.rank == 1 else LEGAL[each]}
-            raised(comm, "pctrmr2d", known, -number, [f"({each})", "array("])
-        known = legal("pdgemm", ictxt)
-        if comm.rank == 3:
-            known["descb"][8] = 1
-        raised(comm, "pdgemm", known, -1411, ["(on rank 3)", "entry 9 (LLD_)"])
-        known = legal("pdgemm", ictxt)
-        known |= {"desca": [*known["desca"][:8], 1], "jc": 9}
-        raised(comm, "pdgemm", known, -1011, ["2 faults", "argument 18 (jc)"])
-        known = legal("pdgemm", ictxt)
-        known |= {"descb": [1, -1, *known["descb"][2:]], "jb": 9}
-        raised(comm, "pdgemm", known, -1402, ["argument 14 (descb)"])
-        known = legal("pdgemm", ictxt)
-        known |= {"k": 0, "a": np.zeros(1), "desca": [*known["desca"][:8], 1], "ib": 99, "beta": 3.0}
-        c, (_, _, *place) = known["c"], pblas.gridinfo(ictxt)
-        inside = (
-            [pblas.indxl2g(i + 1, 2, at, 0, 2) > 1 for i in range(n)]
-            for n, at in zip(c.shape, place, strict=True)
-        )
-        expected = 1 + 2 * np.logical_and.outer(*inside)
+def test_illegal_arguments(comm, ctx):
+    ictxt = pblas.gridinit(ctx, "r", 2, 2)
+    for number, name in enumerate(name for name, words in PROTOTYPES.items() if "INFO" not in words):
+        found = list(variations(name, ictxt))
+        for known, info, words in in_turn(found, keep=16, first=number):
+            raised(comm, name, known, info, words)
+    known = legal("pdgemm", ictxt)
+    known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}
+    raised(comm, "pdgemm", known, -3, ["3 faults", "argument 12 (ib)"])
+    for number, each in enumerate(("uplo", "diag"), 1):
+        known = legal("pctrmr2d", ictxt) | {each: np.zeros(2) if comm.rank == 1 else LEGAL[each]}
+        raised(comm, "pctrmr2d", known, -number, [f"({each})", "array("])
+    known = legal("pdgemm", ictxt)
+    if comm.rank == 3:
+        known["descb"][8] = 1
+    raised(comm, "pdgemm", known, -1411, ["(on rank 3)", "entry 9 (LLD_)"])
+    known = legal("pdgemm", ictxt)
+    known |= {"desca": [*known["desca"][:8], 1], "jc": 9}
+    raised(comm, "pdgemm", known, -1011, ["2 faults", "argument 18 (jc)"])
+    known = legal("pdgemm", ictxt)
+    known |= {"descb": [1, -1, *known["descb"][2:]], "jb": 9}
+    raised(comm, "pdgemm", known, -1402, ["argument 14 (descb)"])
+    known = legal("pdgemm", ictxt)
+    known |= {"k": 0, "a": np.zeros(1), "desca": [*known["desca"][:8], 1], "ib": 99, "beta": 3.0}
+    c, (_, _, *place) = known["c"], pblas.gridinfo(ictxt)
+    inside = (
+        [pblas.indxl2g(i + 1, 2, at, 0, 2) > 1 for i in range(n)]
+        for n, at in zip(c.shape, place, strict=True)
+    )
+    expected = 1 + 2 * np.logical_and.outer(*inside)
+    pblas.pdgemm(*known.values())
+    assert np.array_equal(c, expected), "A and B without elements"
+    known = legal("pdsyrk", ictxt)
+    known["c"].flags.writeable = False
+    raised(comm, "pdsyrk", known, -11, ["read-only"])
+    known = legal("pzsyrk" if "pzsyrk" in PROTOTYPES else "pzher2k", ictxt)
+    raised(comm, "pzher2k", {**known, "beta": 1j}, -14, ["real number"])
+    raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
+    known = legal("pdgemr2d", ictxt)
+    raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])
+    for odd in ({}, "description", 3.0, None):
+        given = {**known, "descb": odd if comm.rank == comm.size - 1 else known["descb"]}
+        raised(comm, "pdgemr2d", given, -10, ["(descb)"])
+    for name, info in (("pdsyrk", -11), ("pdtrsm", -12), ("pdgemm", -16)):
+        known = legal(name, ictxt)
+        known["c" if "c" in known else "b"] = known["a"]
+        raised(comm, name, known, info, ["shares memory with that of A"])
+    longer(comm, ictxt)
+    tools(comm, ictxt)
+    known = legal("pzswap", ictxt)
+    raised(comm, "pzswap", {**known, "y": known["x"]}, -2, ["memory with that of Y"])
+    known = legal("pzswap", ictxt) | {"ix": 3, "iy": 2, "incx": 9, "incy": 9}
+    known["y"] = known["x"]
+    pblas.pzswap(*known.values())  # two rows of one array share no element
+    contexts_of_one_rank(comm, ictxt)
+    for each, other in (("ia", 1), ("jb", 1), ("desca", [1, -1, *legal("pdgemr2d", ictxt)["desca"][2:]])):
+        known = legal("pdgemr2d", ictxt) | ({each: other} if comm.rank == 1 else {})
+        refuses(ctx, pb.RankMismatchError, ["matrices"], pblas.pdgemr2d, *known.values())
+    other = pblas.gridinit(ctx, "c", 1, 4)
+    known = legal("pdgemm", ictxt)
+    known["descb"][1] = other
+    raised(comm, "pdgemm", known, -1402, ["context of the other"])
+    known = legal("pdgemm", ictxt)
+    known["n"] += comm.rank // 3
+    known["jb"] = known["jc"] = 1
+    with pytest.raises(pb.RankMismatchError, match="n:"):
         pblas.pdgemm(*known.values())
-        assert np.array_equal(c, expected), "A and B without elements"
-        known = legal("pdsyrk", ictxt)
-        known["c"].flags.writeable = False
-        raised(comm, "pdsyrk", known, -11, ["read-only"])
-        known = legal("pzsyrk" if "pzsyrk" in PROTOTYPES else "pzher2k", ictxt)
-        raised(comm, "pzher2k", {**known, "beta": 1j}, -14, ["real number"])
-        raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
-        known = legal("pdgemr2d", ictxt)
-        raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])
-        for odd in ({}, "description", 3.0, None):
-            given = {**known, "descb": odd if comm.rank == comm.size - 1 else known["descb"]}
-            raised(comm, "pdgemr2d", given, -10, ["(descb)"])
-        for name, info in (("pdsyrk", -11), ("pdtrsm", -12), ("pdgemm", -16)):
-            known = legal(name, ictxt)
-            known["c" if "c" in known else "b"] = known["a"]
-            raised(comm, name, known, info, ["shares memory with that of A"])
-        longer(comm, ictxt)
-        tools(comm, ictxt)
-        known = legal("pzswap", ictxt)
-        raised(comm, "pzswap", {**known, "y": known["x"]}, -2, ["memory with that of Y"])
-        known = legal("pzswap", ictxt) | {"ix": 3, "iy": 2, "incx": 9, "incy": 9}
-        known["y"] = known["x"]
-        pblas.pzswap(*known.values())  # two rows of one array share no element
-        contexts_of_one_rank(comm, ictxt)
-        for each, other in (("ia", 1), ("jb", 1), ("desca", [1, -1, *legal("pdgemr2d", ictxt)["desca"][2:]])):
-            known = legal("pdgemr2d", ictxt) | ({each: other} if comm.rank == 1 else {})
-            refuses(ctx, pb.RankMismatchError, ["matrices"], pblas.pdgemr2d, *known.values())
-        other = pblas.gridinit(ctx, "c", 1, 4)
-        known = legal("pdgemm", ictxt)
-        known["descb"][1] = other
-        raised(comm, "pdgemm", known, -1402, ["context of the other"])
-        known = legal("pdgemm", ictxt)
-        known["n"] += comm.rank // 3
-        known["jb"] = known["jc"] = 1
-        with pytest.raises(pb.RankMismatchError, match="n:"):
-            pblas.pdgemm(*known.values())
-        pblas.gridexit(other)
-        stale = legal("pdgemm", ictxt)
-        for each in ("desca", "descb", "descc"):
-            stale[each][1] = other
-        if (
-            comm.rank == 0
-        ):  # the processes of the grid that is open do not make this call: they are not waited for
-            with pytest.raises(pblas.ParameterError, match="not a context"):
-                pblas.pdgemm(*stale.values())
-        pblas.gridexit(ictxt)
-        text = f"{ictxt} is not a context of this process"  # handles are each process's own
-        with pytest.raises(pblas.ParameterError, match=text) as error:
-            pblas.pdgemm(*legal_closed(known, ictxt).values())
-        assert error.value.info == -1002
+    pblas.gridexit(other)
+    stale = legal("pdgemm", ictxt)
+    for each in ("desca", "descb", "descc"):
+        stale[each][1] = other
+    if (
+        comm.rank == 0
+    ):  # the processes of the grid that is open do not make this call: they are not waited for
+        with pytest.raises(pblas.ParameterError, match="not a context"):
+            pblas.pdgemm(*stale.values())
+    pblas.gridexit(ictxt)
+    text = f"{ictxt} is not a context of this process"  # handles are each process's own
+    with pytest.raises(pblas.ParameterError, match=text) as error:
+        pblas.pdgemm(*legal_closed(known, ictxt).values())
+    assert error.value.info == -1002
 
 
 def contexts_of_one_rank(comm, ictxt):
@@ -366,108 +357,98 @@ def test_grids_close_with_their_context(comm):
 
 
 @on_ranks(4)
-def test_matrices(comm):
+def test_matrices(comm, ctx):
     """What to_scalapack and from_scalapack refuse, on every rank; leading dimensions that differ from rank to rank."""
-    with pb.Context(comm, engine="host") as ctx:
-        grid = pb.Grid(2, 2)
+    grid = pb.Grid(2, 2)
 
-        def taken(local, desc, grid=grid):
-            return ctx.from_scalapack(local, desc, grid)
+    def taken(local, desc, grid=grid):
+        return ctx.from_scalapack(local, desc, grid)
 
-        x, desc = np.ones((6, 5), order="F"), [1, 0, 10, 9, 3, 2, 0, 0, 6]
-        rows, cols = pb.MatrixDescriptor((10, 9), (3, 2), grid, order="F").local_shape(comm.rank)
-        for words, arguments in (
-            (["shape is"], (x[:3], desc)),
-            (["strides"], (np.ones((6, 5)), desc)),
-            (["columns are"], (x, [*desc[:8], 7])),
-            (["elements"], (np.ones(7), desc)),
-            (["list"], (x.tolist(), desc)),
-            (["int64"], (x.astype("int64"), desc)),
-            (["desc[8]"], (x, [*desc[:8], 0])),
-            (["9 integers"], (x, desc[:8])),
-            (["source"], (x, [*desc[:6], -1, 0, 6])),
-            (["needs 5 ranks"], (x, desc, pb.Grid(1, 5))),
-            (["grid: expected a Grid, got 4"], (x, desc, 4)),
-            (["desc: expected nine integers, got None"], (x, None)),
-        ):
-            refuses(ctx, pb.ArgumentError, words, taken, *arguments)
-        moved = [1, 0, 10, 9, 3, 2, 0, comm.rank // 3, 6]
-        refuses(ctx, pb.RankMismatchError, ["descriptor"], taken, x, moved)
-        own = rows + comm.rank
-        local = np.full((own, cols), comm.rank + 1.0, order="F")
-        a = taken(local, [*desc[:8], own])
-        back = a[1:, 2:].to_scalapack(context=5)
-        assert back.local is not local
-        assert back.desc.tolist() == [1, 5, *desc[2:8], own]
-        assert (back.ia, back.ja) == (2, 3), "place"
-        words = ["context: expected an integer, got 'x'"]
-        refuses(ctx, pb.ArgumentError, words, a.to_scalapack, context="x")
-        for descriptor, word in (
-            (pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
-            (pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),
-        ):
-            refuses(ctx, pb.ArgumentError, [word], ctx.zeros(descriptor).to_scalapack)
+    x, desc = np.ones((6, 5), order="F"), [1, 0, 10, 9, 3, 2, 0, 0, 6]
+    rows, cols = pb.MatrixDescriptor((10, 9), (3, 2), grid, order="F").local_shape(comm.rank)
+    for words, arguments in (
+        (["shape is"], (x[:3], desc)),
+        (["strides"], (np.ones((6, 5)), desc)),
+        (["columns are"], (x, [*desc[:8], 7])),
+        (["elements"], (np.ones(7), desc)),
+        (["list"], (x.tolist(), desc)),
+        (["int64"], (x.astype("int64"), desc)),
+        (["desc[8]"], (x, [*desc[:8], 0])),
+        (["9 integers"], (x, desc[:8])),
+        (["source"], (x, [*desc[:6], -1, 0, 6])),
+        (["needs 5 ranks"], (x, desc, pb.Grid(1, 5))),
+        (["grid: expected a Grid, got 4"], (x, desc, 4)),
+        (["desc: expected nine integers, got None"], (x, None)),
+    ):
+        refuses(ctx, pb.ArgumentError, words, taken, *arguments)
+    moved = [1, 0, 10, 9, 3, 2, 0, comm.rank // 3, 6]
+    refuses(ctx, pb.RankMismatchError, ["descriptor"], taken, x, moved)
+    own = rows + comm.rank
+    local = np.full((own, cols), comm.rank + 1.0, order="F")
+    a = taken(local, [*desc[:8], own])
+    back = a[1:, 2:].to_scalapack(context=5)
+    assert back.local is not local
+    assert back.desc.tolist() == [1, 5, *desc[2:8], own]
+    assert (back.ia, back.ja) == (2, 3), "place"
+    words = ["context: expected an integer, got 'x'"]
+    refuses(ctx, pb.ArgumentError, words, a.to_scalapack, context="x")
+    for descriptor, word in (
+        (pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
+        (pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),
+    ):
+        refuses(ctx, pb.ArgumentError, [word], ctx.zeros(descriptor).to_scalapack)
 
 
 @on_ranks(4)
-def test_descriptions(comm):
+def test_descriptions(comm, ctx):
     """Moves whose processes describe a matrix in different ways, or of which some are missing."""
-    with pb.Context(comm, engine="host") as ctx:
-        everybody, part = pblas.gridinit(ctx, "Row", 1, 4), pblas.gridinit(ctx, "Row", 1, 2)
-        x, y = np.ones((2, 2), order="F"), np.zeros((2, 2), order="F")
-        desc = [1, part, 2, 4, 2, 2, 0, 0, 2]
-        target = [1, everybody, 2, 8, 2, 2, 0, 0, 2]
+    everybody, part = pblas.gridinit(ctx, "Row", 1, 4), pblas.gridinit(ctx, "Row", 1, 2)
+    x, y = np.ones((2, 2), order="F"), np.zeros((2, 2), order="F")
+    desc = [1, part, 2, 4, 2, 2, 0, 0, 2]
+    target = [1, everybody, 2, 8, 2, 2, 0, 0, 2]
 
-        def move(desc):
-            pblas.pdgemr2d(2, 4, x, 1, 1, desc, y, 1, 1, target, everybody)
+    def move(desc):
+        pblas.pdgemr2d(2, 4, x, 1, 1, desc, y, 1, 1, target, everybody)
 
-        shifted = [*desc[:7], int(comm.rank == 1), 2]
-        refuses(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, shifted)
-        absent = [1, -1 if comm.rank == 1 else part, *desc[2:]]
-        refuses(ctx, pb.RankMismatchError, ["A: 1 of the 2"], move, absent)
-        nobody = [1, -1, *desc[2:]]
-        words = ["entry 2 (CTXT_) of argument 6 (desca)", "-1 on every process", "INFO = -602"]
-        refuses(ctx, pblas.ParameterError, words, move, nobody)
-        move(desc)
-        assert np.array_equal(y, np.full((2, 2), comm.rank < 2)), "all is well"
+    shifted = [*desc[:7], int(comm.rank == 1), 2]
+    refuses(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, shifted)
+    absent = [1, -1 if comm.rank == 1 else part, *desc[2:]]
+    refuses(ctx, pb.RankMismatchError, ["A: 1 of the 2"], move, absent)
+    nobody = [1, -1, *desc[2:]]
+    words = ["entry 2 (CTXT_) of argument 6 (desca)", "-1 on every process", "INFO = -602"]
+    refuses(ctx, pblas.ParameterError, words, move, nobody)
+    move(desc)
+    assert np.array_equal(y, np.full((2, 2), comm.rank < 2)), "all is well"
 
 
 @on_ranks(2)
-def test_a_process_without_elements_may_give_any_array(comm):
+def test_a_process_without_elements_may_give_any_array(comm, ctx):
     """A process with rows but no columns may have LLD_ = 1, and any array; so may one with columns but no rows."""
-    with pb.Context(comm, engine="host") as ctx:
-        for shape, wide in (((5, 1), (1, 2)), ((1, 5), (2, 1))):  # C is on process 0 alone
-            ictxt = pblas.gridinit(ctx, "Row", *wide)
-            mine = comm.rank == 0
-            a = np.ones(shape if mine else (0, 0), order="F")
-            nothing = {
-                "LLD x 0": (1, 0),
-                "0 x 0": (0, 0),
-                "flat": 0,
-                "0 x 1": (0, 1),
-                "1 x 1": (1, 1),
-                "two": 2,
-            }
-            for case, empty in nothing.items():
-                c = np.zeros(shape if mine else empty, order="F")
-                desc = [1, ictxt, *shape, 1, 5, 0, 0, shape[0] if mine else 1]
-                if wide == (1, 2):
-                    desc[4:6] = 5, 1
-                pblas.pdgeadd("N", *shape, 2.0, a, 1, 1, desc, 0.0, c, 1, 1, desc)
-                whole = ctx.from_scalapack(c, desc, pb.Grid(*wide)).gather()
-                right = np.array_equal(whole, np.full(shape, 2.0)) if mine else not c.any()
-                assert right, f"{case} {wide}: {c} {whole}"
-            desc[8] = 0
-            known = {
-                "trans": "N",
-                "m": shape[0],
-                "n": shape[1],
-                "alpha": 2.0,
-                "a": a,
-                "ia": 1,
-                "ja": 1,
-                "desca": desc,
-            }
-            known |= {"beta": 0.0, "c": c, "ic": 1, "jc": 1, "descc": desc}
-            raised(comm, "pdgeadd", known, -811)
-            pblas.gridexit(ictxt)
+    for shape, wide in (((5, 1), (1, 2)), ((1, 5), (2, 1))):  # C is on process 0 alone
+        ictxt = pblas.gridinit(ctx, "Row", *wide)
+        mine = comm.rank == 0
+        a = np.ones(shape if mine else (0, 0), order="F")
+        nothing = {"LLD x 0": (1, 0), "0 x 0": (0, 0), "flat": 0, "0 x 1": (0, 1), "1 x 1": (1, 1), "two": 2}
+        for case, empty in nothing.items():
+            c = np.zeros(shape if mine else empty, order="F")
+            desc = [1, ictxt, *shape, 1, 5, 0, 0, shape[0] if mine else 1]
+            if wide == (1, 2):
+                desc[4:6] = 5, 1
+            pblas.pdgeadd("N", *shape, 2.0, a, 1, 1, desc, 0.0, c, 1, 1, desc)
+            whole = ctx.from_scalapack(c, desc, pb.Grid(*wide)).gather()
+            right = np.array_equal(whole, np.full(shape, 2.0)) if mine else not c.any()
+            assert right, f"{case} {wide}: {c} {whole}"
+        desc[8] = 0
+        known = {
+            "trans": "N",
+            "m": shape[0],
+            "n": shape[1],
+            "alpha": 2.0,
+            "a": a,
+            "ia": 1,
+            "ja": 1,
+            "desca": desc,
+        }
+        known |= {"beta": 0.0, "c": c, "ic": 1, "jc": 1, "descc": desc}
+        raised(comm, "pdgeadd", known, -811)
+        pblas.gridexit(ictxt)

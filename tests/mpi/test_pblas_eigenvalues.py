@@ -12,12 +12,11 @@ from tests.helpers.mpi import on_ranks
 
 
 @on_ranks(1, 2)
-def test_options_and_faults(comm):
+def test_options_and_faults(comm, ctx):
     """What is no option, arrays of a wrong length or type, sizes of workspaces, no eigenvectors, and NaN."""
-    with pb.Context(comm, engine="host") as ctx:
-        context = pblas.gridinit(ctx, "Row", comm.size, 1)
-        options_and_faults(ctx, partial(arguments, ctx, context))
-        pblas.gridexit(context)
+    context = pblas.gridinit(ctx, "Row", comm.size, 1)
+    options_and_faults(ctx, partial(arguments, ctx, context))
+    pblas.gridexit(context)
 
 
 def arguments(ctx, context, whole):

@@ -14,7 +14,7 @@ from pblasmp.engines.host import host_transport
 from pblasmp.engines.host.host_operations import HostOperations
 from tests.helpers import inside
 from tests.helpers.cases import check_matrix, numbers, refuses, scattered
-from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 
 
 def _square(ctx, extent, block, dtype="float64", grid=None, **more):
@@ -84,35 +84,34 @@ def test_plans_refuse_what_does_not_lie_as_planned(comm):
 
 
 @on_ranks(2)
-def test_a_repeated_call_by_a_kept_plan_takes_one_vote(comm):
+def test_a_repeated_call_by_a_kept_plan_takes_one_vote(ctx):
     """Its arguments are not agreed on again, until one of the ranks gives others or finds a fault."""
     rng = np.random.default_rng(43)
-    with pb.Context(comm, engine="host") as ctx:
-        d = _square(ctx, 12, 3)
-        x, y = (numbers(rng, d.shape, "float64") for _ in range(2))
-        a, b, c = (scattered(ctx, d, each) for each in (x, y, np.triu(x)))
-        spread = {"algo": "gathered"}
-        with_c = {"uplo": "U", "beta": 1, **spread}
-        for name, expected, call in (
-            ("matmul", x @ y, lambda: pb.matmul(a, b, **spread)),
-            ("into", x @ y, lambda: pb.matmul(a, b, out=c, **spread)),
-            ("other matrices", y @ x, lambda: pb.matmul(b, a, **spread)),
-            ("a part of a copy", x @ x.T + x, lambda: pb.blas.syrk(a, scattered(ctx, d, x), **with_c)),
-        ):  # fmt: skip
-            for turn in range(4):
-                with mock.patch.object(
-                    Agreement, "__enter__", autospec=True, side_effect=Agreement.__enter__
-                ) as agreed:
-                    found = call()
-                found = found.allgather()
-                assert np.allclose(np.triu(found), np.triu(expected)), f"{name}, {turn}"
-                once = turn < 2 or name == "a part of a copy" or not agreed.mock_calls
-                assert once, f"{name}, {turn}: agreements: {agreed.mock_calls}"
-        words = ["out: shares memory with a"]
-        refuses(ctx, pb.ArgumentError, words, lambda: pb.matmul(a, b, out=a if ctx.rank else c, **spread))
-        words = ["matmul: the ranks gave different arguments", "op_b"]
-        refuses(ctx, pb.RankMismatchError, words, lambda: pb.matmul(a, b, op_b="NT"[ctx.rank], **spread))
-        check_matrix(pb.matmul(a, b, **spread), x @ y, "and on")
+    d = _square(ctx, 12, 3)
+    x, y = (numbers(rng, d.shape, "float64") for _ in range(2))
+    a, b, c = (scattered(ctx, d, each) for each in (x, y, np.triu(x)))
+    spread = {"algo": "gathered"}
+    with_c = {"uplo": "U", "beta": 1, **spread}
+    for name, expected, call in (
+        ("matmul", x @ y, lambda: pb.matmul(a, b, **spread)),
+        ("into", x @ y, lambda: pb.matmul(a, b, out=c, **spread)),
+        ("other matrices", y @ x, lambda: pb.matmul(b, a, **spread)),
+        ("a part of a copy", x @ x.T + x, lambda: pb.blas.syrk(a, scattered(ctx, d, x), **with_c)),
+    ):  # fmt: skip
+        for turn in range(4):
+            with mock.patch.object(
+                Agreement, "__enter__", autospec=True, side_effect=Agreement.__enter__
+            ) as agreed:
+                found = call()
+            found = found.allgather()
+            assert np.allclose(np.triu(found), np.triu(expected)), f"{name}, {turn}"
+            once = turn < 2 or name == "a part of a copy" or not agreed.mock_calls
+            assert once, f"{name}, {turn}: agreements: {agreed.mock_calls}"
+    words = ["out: shares memory with a"]
+    refuses(ctx, pb.ArgumentError, words, lambda: pb.matmul(a, b, out=a if ctx.rank else c, **spread))
+    words = ["matmul: the ranks gave different arguments", "op_b"]
+    refuses(ctx, pb.RankMismatchError, words, lambda: pb.matmul(a, b, op_b="NT"[ctx.rank], **spread))
+    check_matrix(pb.matmul(a, b, **spread), x @ y, "and on")
 
 
 @on_ranks(1, 3)
@@ -188,82 +187,69 @@ def test_auto_goes_by_memory_and_says_why(comm):
         check_matrix(a @ b, x @ y, "and it still runs")
 
 
-def numbers_of_a_report(comm, per_node):
+@on_ranks((4, 4), (4, 2), (4, 1), runner=run_on_one_node)
+def test_bytes_and_memory(comm, ctx, per_node):
     """Bytes sent and copied, workspace, and the buffers themselves: one shared copy a node, or one for each rank."""
-    with pb.Context(comm, engine="host") as ctx:
-        d = _square(ctx, 256, 32, grid=pb.Grid(2, comm.size // 2))
-        x, y = numbers(np.random.default_rng(44), (2, 256, 256), "float64")
-        a, b = scattered(ctx, d, x), scattered(ctx, d, y)
-        nodes = -(-comm.size // per_node)
-        grid = d.grid
-        # A node needs the rows of A and the columns of B of its process rows and columns.
-        ranks_of_nodes = [range(i, min(i + per_node, comm.size)) for i in range(0, comm.size, per_node)]
-        coords = [[grid.coords(rank) for rank in ranks] for ranks in ranks_of_nodes]
-        slab_a, slab_b = x.nbytes // grid.nprow, y.nbytes // grid.npcol
-        of_nodes = [
-            len({c[0] for c in node}) * slab_a + len({c[1] for c in node}) * slab_b for node in coords
-        ]
-        for path, total, held in (
-            ("shared", sum(of_nodes), of_nodes[comm.rank // per_node]),
-            ("gathered", comm.size * (slab_a + slab_b), slab_a + slab_b),
-        ):
-            with pb.plan(pb.matmul, a, b, algo=path) as plan:
-                plan()
-                tracemalloc.start()
-                result = plan()
-                peak = tracemalloc.get_traced_memory()[1]
-                tracemalloc.stop()
-                report = plan.report()
-            moved = sum(comm.allgather(report.bytes_moved))
-            shared, private = inside.buffers(ctx)
-            found = shared if path == "shared" else private
-            sent = sum(comm.allgather(report.sent_bytes))
-            check_matrix(result, x @ y, f"{path}, {nodes} nodes")
-            assert moved == total, f"{path}, {nodes} nodes"
-            assert report.workspace == plan.workspace, f"{path}, {nodes} nodes"
-            assert plan.workspace.host_bytes == held, f"{path}, {nodes} nodes"
-            assert found == held, f"{path}, {nodes} nodes"
-            assert path == "gathered" or private == 0, f"{path}, {nodes} nodes"
-            assert path == "gathered" or nodes > 1 or sent == 0, f"{path}, {nodes} nodes"
-            assert peak < 50_000 or sent, f"{path}, {nodes} nodes"
-            inside.release_buffers(ctx)
-        a += 256.0 * ctx.eye(d.shape, block=d.block, grid=d.grid)
-        for call in (pb.linalg.lu_factor, pb.linalg.qr, pb.linalg.inv):
-            with pb.plan(call, a) as plan:
-                plan()
-                told = plan.workspace.host_bytes
-            held = sum(inside.buffers(ctx))
-            assert held <= told <= (held if nodes == 1 else 4 * held), f"{call}, {nodes} nodes"
-            inside.release_buffers(ctx)
+    d = _square(ctx, 256, 32, grid=pb.Grid(2, comm.size // 2))
+    x, y = numbers(np.random.default_rng(44), (2, 256, 256), "float64")
+    a, b = scattered(ctx, d, x), scattered(ctx, d, y)
+    nodes = -(-comm.size // per_node)
+    grid = d.grid
+    # A node needs the rows of A and the columns of B of its process rows and columns.
+    ranks_of_nodes = [range(i, min(i + per_node, comm.size)) for i in range(0, comm.size, per_node)]
+    coords = [[grid.coords(rank) for rank in ranks] for ranks in ranks_of_nodes]
+    slab_a, slab_b = x.nbytes // grid.nprow, y.nbytes // grid.npcol
+    of_nodes = [len({c[0] for c in node}) * slab_a + len({c[1] for c in node}) * slab_b for node in coords]
+    for path, total, held in (
+        ("shared", sum(of_nodes), of_nodes[comm.rank // per_node]),
+        ("gathered", comm.size * (slab_a + slab_b), slab_a + slab_b),
+    ):
+        with pb.plan(pb.matmul, a, b, algo=path) as plan:
+            plan()
+            tracemalloc.start()
+            result = plan()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            report = plan.report()
+        moved = sum(comm.allgather(report.bytes_moved))
+        shared, private = inside.buffers(ctx)
+        found = shared if path == "shared" else private
+        sent = sum(comm.allgather(report.sent_bytes))
+        check_matrix(result, x @ y, f"{path}, {nodes} nodes")
+        assert moved == total, f"{path}, {nodes} nodes"
+        assert report.workspace == plan.workspace, f"{path}, {nodes} nodes"
+        assert plan.workspace.host_bytes == held, f"{path}, {nodes} nodes"
+        assert found == held, f"{path}, {nodes} nodes"
+        assert path == "gathered" or private == 0, f"{path}, {nodes} nodes"
+        assert path == "gathered" or nodes > 1 or sent == 0, f"{path}, {nodes} nodes"
+        assert peak < 50_000 or sent, f"{path}, {nodes} nodes"
+        inside.release_buffers(ctx)
+    a += 256.0 * ctx.eye(d.shape, block=d.block, grid=d.grid)
+    for call in (pb.linalg.lu_factor, pb.linalg.qr, pb.linalg.inv):
+        with pb.plan(call, a) as plan:
+            plan()
+            told = plan.workspace.host_bytes
+        held = sum(inside.buffers(ctx))
+        assert held <= told <= (held if nodes == 1 else 4 * held), f"{call}, {nodes} nodes"
+        inside.release_buffers(ctx)
 
 
-def long_messages_hold_little(comm):
+@on_ranks((4, 2))
+def test_messages_take_little_memory(comm, ctx):
     """What a rank packs and unpacks at once is bounded, however much it sends to other nodes."""
     from pblasmp.comm import exchange
 
     exchange.MESSAGE_BYTES = 1 << 16
-    with pb.Context(comm, engine="host") as ctx:
-        d = _square(ctx, 768, 16)
-        x = numbers(np.random.default_rng(45), (768, 768), "float64")
-        a = scattered(ctx, d, x)
-        for path in ("shared", "gathered"):
-            with pb.plan(pb.matmul, a, a, algo=path) as plan:
-                plan()
-                tracemalloc.start()
-                result = plan()
-                peak = tracemalloc.get_traced_memory()[1]
-                tracemalloc.stop()
-            limit = (exchange.SLOTS + comm.size) * (1 << 16) * 2
-            check_matrix(result, x @ x, path)
-            assert peak < limit, path
-
-
-@pytest.mark.parametrize("per_node", [4, 2, 1])
-def test_bytes_and_memory(per_node, monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_on_one_node(numbers_of_a_report, 4, per_node=per_node)
-
-
-def test_messages_take_little_memory(monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "2")
-    run_mpi(long_messages_hold_little, 4)
+    d = _square(ctx, 768, 16)
+    x = numbers(np.random.default_rng(45), (768, 768), "float64")
+    a = scattered(ctx, d, x)
+    for path in ("shared", "gathered"):
+        with pb.plan(pb.matmul, a, a, algo=path) as plan:
+            plan()
+            tracemalloc.start()
+            result = plan()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        limit = (exchange.SLOTS + comm.size) * (1 << 16) * 2
+        check_matrix(result, x @ x, path)
+        assert peak < limit, path

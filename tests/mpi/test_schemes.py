@@ -71,52 +71,48 @@ def check_scheme(ctx, rng, p, algo, case, **how):
 
 
 @on_ranks(1, *only_long(2), 3, 4, *only_long(6))
-def test_every_op_in_every_mix_of_orders(comm):
+def test_every_op_in_every_mix_of_orders(comm, ctx):
     """By one after the other of the algorithms that take it."""
     rng, taken = np.random.default_rng(55), set()
-    with pb.Context(comm, engine="host") as ctx:
-        for turn, (case, p) in enumerate(problems(rng, comm.size)):
-            p.validate()
-            how = {"alpha": pick(rng, (1, 2, -1, 0)), "beta": pick(rng, (0, 0, 1, 2))}
-            found = pb.algorithms(replace(p, c=p.d if how["beta"] else None), ctx, **how)
-            names = ["auto", *(name for name, verdict in found.items() if verdict)]
-            kind = p.scheme, p.d.order
-            algo = "push" if "push" in names and kind not in taken else names[turn % len(names)]
-            taken |= {kind} if algo == "push" else set()
-            check_scheme(ctx, rng, p, algo, f"{case} {how} {algo}", **how)
-        assert comm.size >= 4 or taken == {*itertools.product(MAKERS, "CF")}  # by push
+    for turn, (case, p) in enumerate(problems(rng, comm.size)):
+        p.validate()
+        how = {"alpha": pick(rng, (1, 2, -1, 0)), "beta": pick(rng, (0, 0, 1, 2))}
+        found = pb.algorithms(replace(p, c=p.d if how["beta"] else None), ctx, **how)
+        names = ["auto", *(name for name, verdict in found.items() if verdict)]
+        kind = p.scheme, p.d.order
+        algo = "push" if "push" in names and kind not in taken else names[turn % len(names)]
+        taken |= {kind} if algo == "push" else set()
+        check_scheme(ctx, rng, p, algo, f"{case} {how} {algo}", **how)
+    assert comm.size >= 4 or taken == {*itertools.product(MAKERS, "CF")}  # by push
 
 
 @on_ranks(3)
-def test_a_c_that_is_not_read_changes_nothing_and_what_is_no_scheme(comm):
+def test_a_c_that_is_not_read_changes_nothing_and_what_is_no_scheme(comm, ctx):
     """With beta = 0 a given C changes nothing: neither the algorithms nor the result."""
-    with pb.Context(comm, engine="host") as ctx:
-        p = pb.MatmulProblem.matmul_allreduce(
-            8, 6, 4 * comm.size, comm.size, "N", "T", order="C", dtype="float64"
-        )
-        a, b = ctx.full(p.a, 1.0), ctx.full(p.b, 2.0)
-        c = ctx.full(p.d, np.nan)
-        with_c = replace(p, c=p.d)
-        assert pb.algorithms(with_c, ctx) == pb.algorithms(p, ctx)
-        how = {"op_b": "T", "scheme": AR}
-        with pb.plan(pb.matmul, a, b, **how) as plan:
-            expected = plan.report().algorithms
-        with pb.plan(pb.matmul, a, b, c, **how) as plan:
-            assert plan.report().algorithms == expected
-            assert (plan(c=c).local == 8 * comm.size).all()
-        for name, verdict in pb.algorithms(p, ctx).items():
-            if verdict:
-                assert (pb.matmul(a, b, c, algo=name, **how).local == 8 * comm.size).all()
-        wrong = ctx.zeros(p.a)
-        words = ["c: shape is"]
-        refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, wrong, out=c, **how)
-        words = ["algo 'push': C may differ from rank to rank"]
-        refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, beta=1, algo="push", **how)
-        square = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(comm.size, 1), order="F"))
-        for scheme, words in ((AG, "AllGather + GEMM"), (RS, "GEMM + ReduceScatter"), (AR, "GEMM + AllReduce"),
-                              ("sr", "scheme: expected one of 'gemm', 'allgather_matmul'")):  # fmt: skip
-            refuses(ctx, pb.ArgumentError, [words], pb.matmul, square, square, op_a="T", scheme=scheme)
-        mine = AG if comm.rank else "gemm"
-        refuses(
-            ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_b="T", scheme=mine
-        )
+    p = pb.MatmulProblem.matmul_allreduce(
+        8, 6, 4 * comm.size, comm.size, "N", "T", order="C", dtype="float64"
+    )
+    a, b = ctx.full(p.a, 1.0), ctx.full(p.b, 2.0)
+    c = ctx.full(p.d, np.nan)
+    with_c = replace(p, c=p.d)
+    assert pb.algorithms(with_c, ctx) == pb.algorithms(p, ctx)
+    how = {"op_b": "T", "scheme": AR}
+    with pb.plan(pb.matmul, a, b, **how) as plan:
+        expected = plan.report().algorithms
+    with pb.plan(pb.matmul, a, b, c, **how) as plan:
+        assert plan.report().algorithms == expected
+        assert (plan(c=c).local == 8 * comm.size).all()
+    for name, verdict in pb.algorithms(p, ctx).items():
+        if verdict:
+            assert (pb.matmul(a, b, c, algo=name, **how).local == 8 * comm.size).all()
+    wrong = ctx.zeros(p.a)
+    words = ["c: shape is"]
+    refuses(ctx, pb.ArgumentError, words, pb.matmul, a, b, wrong, out=c, **how)
+    words = ["algo 'push': C may differ from rank to rank"]
+    refuses(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, beta=1, algo="push", **how)
+    square = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(comm.size, 1), order="F"))
+    for scheme, words in ((AG, "AllGather + GEMM"), (RS, "GEMM + ReduceScatter"), (AR, "GEMM + AllReduce"),
+                          ("sr", "scheme: expected one of 'gemm', 'allgather_matmul'")):  # fmt: skip
+        refuses(ctx, pb.ArgumentError, [words], pb.matmul, square, square, op_a="T", scheme=scheme)
+    mine = AG if comm.rank else "gemm"
+    refuses(ctx, (pb.ArgumentError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_b="T", scheme=mine)

@@ -29,43 +29,35 @@ class Shared:
 
 
 @on_ranks(1, 3, *only_long(2, 4, 5, 6))
-def test_parts(comm):
+def test_parts(ctx):
     """Parts of rows and of columns that come out even or not, of both orders and of several types."""
-    with pb.Context(comm, engine="host") as ctx:
-        for rows, axis, order in (
-            (12, 0, "C"),
-            (7, 0, "F"),
-            (7, 1, "C"),
-            (1, 1, "F"),
-            (0, 0, "C"),
-            (2, 0, "C"),
-        ):
-            dtype = ("float64", "complex64", "float32")[rows % 3]
-            whole = np.arange(rows * 5).reshape(rows, 5).astype(dtype)
-            mine = whole[shard(rows, ctx.size, ctx.rank)].copy()
-            if axis:
-                whole, mine = whole.T, mine.T
-            mine = np.asarray(mine, order=order)
-            x = ctx.from_dlpack_shards(Shared(mine), axis=axis)
-            name = f"{rows} {axis} {order}"
-            assert np.array_equal(x.allgather(), whole), name
-            assert x.dtype == dtype, name
-            mine[:1, :1] = 77
-            assert (x.local[:1, :1] == 77).all(), f"{name} no copy: a copy"
-            back = x.to_dlpack_shard(axis)
-            assert np.array_equal(back, mine), f"{name} back"
-            assert back.flags.c_contiguous, f"{name} back"
-            same = order == "F" or not mine.size or np.shares_memory(back, mine)
-            assert same, f"{name} the same memory: a copy"
-        whole = np.random.default_rng(1).standard_normal((9, 7))
-        for part in (slice(None), slice(2, 8)):
-            x = ctx.scatter(whole, block=2)[part, :5]
-            for axis in (0, 1):
-                n = x.shape[axis]
-                found, at = x.to_dlpack_shard(axis), shard(n, ctx.size, ctx.rank)
-                expected = whole[part, :5][at] if axis == 0 else whole[part, :5][:, at]
-                assert np.array_equal(found, expected), f"moved {part} {axis}"
-        faults(ctx)
+    for rows, axis, order in ((12, 0, "C"), (7, 0, "F"), (7, 1, "C"), (1, 1, "F"), (0, 0, "C"), (2, 0, "C")):
+        dtype = ("float64", "complex64", "float32")[rows % 3]
+        whole = np.arange(rows * 5).reshape(rows, 5).astype(dtype)
+        mine = whole[shard(rows, ctx.size, ctx.rank)].copy()
+        if axis:
+            whole, mine = whole.T, mine.T
+        mine = np.asarray(mine, order=order)
+        x = ctx.from_dlpack_shards(Shared(mine), axis=axis)
+        name = f"{rows} {axis} {order}"
+        assert np.array_equal(x.allgather(), whole), name
+        assert x.dtype == dtype, name
+        mine[:1, :1] = 77
+        assert (x.local[:1, :1] == 77).all(), f"{name} no copy: a copy"
+        back = x.to_dlpack_shard(axis)
+        assert np.array_equal(back, mine), f"{name} back"
+        assert back.flags.c_contiguous, f"{name} back"
+        same = order == "F" or not mine.size or np.shares_memory(back, mine)
+        assert same, f"{name} the same memory: a copy"
+    whole = np.random.default_rng(1).standard_normal((9, 7))
+    for part in (slice(None), slice(2, 8)):
+        x = ctx.scatter(whole, block=2)[part, :5]
+        for axis in (0, 1):
+            n = x.shape[axis]
+            found, at = x.to_dlpack_shard(axis), shard(n, ctx.size, ctx.rank)
+            expected = whole[part, :5][at] if axis == 0 else whole[part, :5][:, at]
+            assert np.array_equal(found, expected), f"moved {part} {axis}"
+    faults(ctx)
 
 
 def faults(ctx):

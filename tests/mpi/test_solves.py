@@ -7,37 +7,27 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 
-import pblasmp as pb
 from pblasmp.engines.host import spectral_libraries
-from pblasmp.engines.host.mpi_libraries import SCALAPACK
 from tests.helpers import solve_cases as cases
 from tests.helpers.factor_cases import TYPES
-from tests.helpers.mpi import run_mpi, run_on_one_node
+from tests.helpers.mpi import on_ranks, run_on_one_node
 from tests.helpers.slow import draws
-from tests.helpers.spectral_cases import library
 
 
-def ends(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        for each in (cases.refinement_ends, cases.ranks_at_the_ends, cases.conditions_elsewhere):
-            each(ctx, np.random.default_rng(7))
+@pytest.mark.usefixtures("no_library")
+@on_ranks(2)
+def test_ends(ctx):
+    for each in (cases.refinement_ends, cases.ranks_at_the_ends, cases.conditions_elsewhere):
+        each(ctx, np.random.default_rng(7))
 
 
-def test_ends(monkeypatch, tmp_path):
-    monkeypatch.setenv(SCALAPACK.environment, str(tmp_path))  # where no library is
-    run_mpi(ends, 2)
-
-
-def ranked(comm, count):
+@pytest.mark.usefixtures("library")
+@on_ranks(2, runner=run_on_one_node)
+def test_least_squares_by_scalapack(ctx):
     rng = np.random.default_rng(17)
-    patched = mock.patch.multiple(spectral_libraries.METHODS[0], most=0, singular=(0, 0))
-    with pb.Context(comm, engine="host") as ctx, patched:
-        for i in range(count):
+    with mock.patch.multiple(spectral_libraries.METHODS[0], most=0, singular=(0, 0)):
+        for i in range(draws(3, long=60)):
             cases.ranked_case(ctx, rng, TYPES[i % 4])
         assert ctx.engine.mpi_libraries.get("ScaLAPACK"), "library: not called"
-
-
-def test_least_squares_by_scalapack(monkeypatch):
-    monkeypatch.setenv(SCALAPACK.environment, str(library()))
-    run_on_one_node(ranked, 2, count=draws(3, long=60))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dry counts against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -149,11 +148,6 @@ def test_every_descriptor_file(nranks, monkeypatch):
     run_on_one_node(run_files, nranks, names=names, per_node=per_node)
 
 
-def run_routines(comm, per_node):
-    with pb.Context(comm, engine="host") as ctx, short_messages(64):
-        shared_out(ctx, of_routines(ctx, per_node))
-
-
 def of_routines(ctx, per_node):
     rng = np.random.default_rng(62)
     wire = Wire(ctx)
@@ -178,11 +172,6 @@ def of_routines(ctx, per_node):
                 with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
                     case, beta = f"{name} {flags} {algo}", how.get("beta", 0)
                     yield comparison(case, ctx, wire, plan, plan, p, algo, per_node, beta=beta)
-
-
-def run_forms(comm, per_node):
-    with pb.Context(comm, engine="host") as ctx, short_messages(64):
-        shared_out(ctx, of_forms(ctx, per_node))
 
 
 def of_forms(ctx, per_node):
@@ -227,23 +216,14 @@ def test_moves(comm):
             assert comm.allgather(sent) == here, f"{turn}: {source} to {target}"
 
 
-@pytest.mark.parametrize(("nranks", "per_node"), [(1, 1), (4, 2), *only_long((6, 2))])
-@pytest.mark.parametrize("run", [run_routines, run_forms])
-def test_routines_and_forms(run, nranks, per_node, monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_on_one_node(run, nranks, per_node=per_node)
+@on_ranks((1, 1), (4, 2), *only_long((6, 2)), runner=run_on_one_node)
+def test_routines_and_forms(ctx, per_node):
+    with short_messages(64):
+        shared_out(ctx, of_routines(ctx, per_node))
+        shared_out(ctx, of_forms(ctx, per_node))
 
 
 # -- factorizations
-
-
-def run_factorizations(comm, per_node):
-    with (
-        pb.Context(comm, engine="host") as ctx,
-        short_messages(64),
-        mock.patch.multiple(HostOperations, factor_width=8, factor_alone=4, factor_wait=0),
-    ):
-        shared_out(ctx, of_factorizations(ctx, per_node))
 
 
 def permuted(ctx, d):
@@ -284,12 +264,15 @@ def of_factorizations(ctx, per_node):
             yield partial(of_factors, planned.problem, ctx.comm.allgather(wire.take()))
 
 
-@pytest.mark.parametrize(("shared", "nranks"), in_turn(itertools.product((True, False), SIZES), keep=2))
-def test_factorizations(nranks, shared, monkeypatch):
+NODES = [*((size, size) for size in SIZES), *((size, max(1, size // 2)) for size in SIZES)]
+
+
+@on_ranks(*in_turn(NODES, keep=2), runner=run_on_one_node)
+def test_factorizations(ctx, per_node):
     """Within a node all copies go to and from the panels that its ranks share; between nodes panels are sent."""
-    per_node = nranks if shared else max(1, nranks // 2)
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
-    run_on_one_node(run_factorizations, nranks, per_node=per_node)
+    limits = {"factor_width": 8, "factor_alone": 4, "factor_wait": 0}
+    with short_messages(64), mock.patch.multiple(HostOperations, **limits):
+        shared_out(ctx, of_factorizations(ctx, per_node))
 
 
 # n^2 elements over the square root of the number of ranks; LU also exchanges rows, QR adds up products, and a solve
@@ -302,10 +285,11 @@ VOLUMES = {
 }
 
 
-def received(comm, n, block):
+@on_ranks((2, 1), (4, 1), (6, 1), runner=run_on_one_node)
+def test_bytes_received_in_two_dimensions(comm, ctx):
     """The bytes that each rank receives in factorizations of square blocks where they are."""
-    nprow = {2: 1, 4: 2, 6: 2}[comm.size]
-    with pb.Context(comm, engine="host") as ctx, mock.patch.object(HostOperations, "factor_wait", 0):
+    nprow, n, block = {2: 1, 4: 2, 6: 2}[comm.size], 384, 32
+    with mock.patch.object(HostOperations, "factor_wait", 0):
         d = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(nprow, comm.size // nprow), order="F")
         wire, la = Wire(ctx), pb.linalg
         a = permuted(ctx, d)
@@ -327,9 +311,3 @@ def received(comm, n, block):
             assert got == dry, routine
             most = max(got) / (8 * VOLUMES[routine](n, comm.size))
             assert most < 1, f"{routine}: {most:.2f} times the volume in two dimensions"
-
-
-@pytest.mark.parametrize("nranks", [2, 4, 6])
-def test_bytes_received_in_two_dimensions(nranks, monkeypatch):
-    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
-    run_on_one_node(received, nranks, n=384, block=32)

@@ -17,41 +17,40 @@ from tests.helpers.mpi import on_ranks, run_on_one_node
 
 
 @on_ranks(1, 4)
-def test_reductions_and_swap(comm):
+def test_reductions_and_swap(comm, ctx):
     """Norms that LAPACK's scaling saves; infinities and NaN; results that must not differ from rank to rank."""
     rng = np.random.default_rng(63)
-    with pb.Context(comm, engine="host") as ctx:
-        for dtype in DTYPES:
-            info = np.finfo(dtype)
-            huge, tiny = float(info.max) / 8, float(info.tiny)
-            for size, factor in ((huge, 5), (tiny, 5), (float(info.smallest_subnormal) * 8, 5)):
-                values = np.zeros(17)
-                values[[3, 11]] = 3 * size, 4 * size
-                a, _ = vector(ctx, rng, dtype, 17, values)
-                norm = float(pb.blas.nrm2(a.matrix))
-                near = abs(norm / (factor * size) - 1) < 1e-6
-                again = a.matrix.norm()
-                assert near, f"{dtype} {size}"
-                assert abs(again / norm - 1) < 1e-6, f"{dtype} {size}"
-            for size in (1e-25, 3e18, 1.1e154):  # their squares, or sums of two, are no numbers of the type
-                if size > huge:
-                    continue
-                value = size * (1 + 1j) if dtype.startswith("complex") else size
-                a, _ = vector(ctx, rng, dtype, 67, np.full(67, value))  # BLAS sums 32 at a time
-                norm, expected = float(pb.blas.nrm2(a.matrix)), abs(value) * 67**0.5
-                assert abs(norm / expected - 1) < 1e-6, f"{dtype} 67 of {size}: {norm}, {expected}"
-            values = np.arange(17.0)
-            values[5] = np.inf
+    for dtype in DTYPES:
+        info = np.finfo(dtype)
+        huge, tiny = float(info.max) / 8, float(info.tiny)
+        for size, factor in ((huge, 5), (tiny, 5), (float(info.smallest_subnormal) * 8, 5)):
+            values = np.zeros(17)
+            values[[3, 11]] = 3 * size, 4 * size
             a, _ = vector(ctx, rng, dtype, 17, values)
-            of_inf = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
-            values[[2, 9]] = np.nan
-            a, _ = vector(ctx, rng, dtype, 17, values)
-            of_nan = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
-            good = of_inf == (np.inf, np.inf, np.inf, 5) and np.isnan(of_nan[:3]).all() and of_nan[3] == 2
-            assert good, f"{dtype} not finite: {of_inf}, {of_nan}"
-        a, _ = vector(ctx, rng, "float64", 1000, rng.standard_normal(1000))
-        found = {(pb.blas.nrm2(a.matrix).hex(), pb.blas.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
-        assert len({*comm.allgather(tuple(found))}) == 1 == len(found), "the same bits"
+            norm = float(pb.blas.nrm2(a.matrix))
+            near = abs(norm / (factor * size) - 1) < 1e-6
+            again = a.matrix.norm()
+            assert near, f"{dtype} {size}"
+            assert abs(again / norm - 1) < 1e-6, f"{dtype} {size}"
+        for size in (1e-25, 3e18, 1.1e154):  # their squares, or sums of two, are no numbers of the type
+            if size > huge:
+                continue
+            value = size * (1 + 1j) if dtype.startswith("complex") else size
+            a, _ = vector(ctx, rng, dtype, 67, np.full(67, value))  # BLAS sums 32 at a time
+            norm, expected = float(pb.blas.nrm2(a.matrix)), abs(value) * 67**0.5
+            assert abs(norm / expected - 1) < 1e-6, f"{dtype} 67 of {size}: {norm}, {expected}"
+        values = np.arange(17.0)
+        values[5] = np.inf
+        a, _ = vector(ctx, rng, dtype, 17, values)
+        of_inf = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
+        values[[2, 9]] = np.nan
+        a, _ = vector(ctx, rng, dtype, 17, values)
+        of_nan = float(pb.blas.nrm2(a.matrix)), float(pb.blas.asum(a.matrix)), *pb.blas.amax(a.matrix)
+        good = of_inf == (np.inf, np.inf, np.inf, 5) and np.isnan(of_nan[:3]).all() and of_nan[3] == 2
+        assert good, f"{dtype} not finite: {of_inf}, {of_nan}"
+    a, _ = vector(ctx, rng, "float64", 1000, rng.standard_normal(1000))
+    found = {(pb.blas.nrm2(a.matrix).hex(), pb.blas.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
+    assert len({*comm.allgather(tuple(found))}) == 1 == len(found), "the same bits"
 
 
 def factors(comm):

@@ -31,38 +31,36 @@ def tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: t
 
 
 @on_ranks(*only_long(1), 2, 3)
-def test_any_tensor_after_any_other(comm: Any) -> None:
+def test_any_tensor_after_any_other(comm: Any, ctx: pb.Context) -> None:
     """Each is read as it is: none is taken for one like the last one. Also few tokens, none, and uneven numbers."""
     rng, size = np.random.default_rng(89), comm.size
     mine = np.random.default_rng(comm.rank)
-    with pb.Context(comm, engine="host") as ctx:
-        for form in FORMS:
-            sums = form in ("matmul_reduce_scatter", "matmul_allreduce")
-            w = tensor(mine, (OUTPUTS, INPUTS), "plain", torch.float64)
-            ws = [torch.from_numpy(each) for each in comm.allgather(w.numpy())]
-            for turn in range(draws(24, long=800)):
-                kind, tokens = KINDS[rng.integers(len(KINDS))], int(rng.integers(0, 12))
-                tokens = max(tokens, int(kind == "negated"))
-                lead = (tokens,) if rng.integers(3) else (tokens, 2)
-                dtype = torch.float32 if turn % 5 == 4 else torch.float64
-                if form == "allgather_matmul" and kind == "plain" and rng.integers(4) == 0:
-                    lead = (tokens + comm.rank % 2, *lead[1:])  # not as many on all ranks
-                numbers = rng if form == "matmul_allgather" else mine  # the same everywhere, or not
-                x = tensor(numbers, (*lead, INPUTS), kind, dtype)
-                what = f"{form} {turn}: {kind} {tuple(x.shape)} {dtype}"
-                y = getattr(pt, form)(x, w.to(dtype), ctx).detach()
-                xs = [
-                    torch.from_numpy(each).double()
-                    for each in comm.allgather(x.detach().resolve_neg().numpy())
-                ]
-                if sums:
-                    expected = sum(each @ of.T for each, of in zip(xs, ws, strict=True))
-                    if form == "matmul_reduce_scatter":
-                        block = -(-len(expected) // size)
-                        expected = expected[comm.rank * block : (comm.rank + 1) * block]
-                elif form == "allgather_matmul":
-                    expected = torch.cat(xs) @ ws[comm.rank].T
-                else:
-                    expected = torch.cat([xs[comm.rank] @ of.T for of in ws], -1)
-                assert y.dtype == dtype, what
-                assert torch.equal(y.double(), expected), what
+    for form in FORMS:
+        sums = form in ("matmul_reduce_scatter", "matmul_allreduce")
+        w = tensor(mine, (OUTPUTS, INPUTS), "plain", torch.float64)
+        ws = [torch.from_numpy(each) for each in comm.allgather(w.numpy())]
+        for turn in range(draws(24, long=800)):
+            kind, tokens = KINDS[rng.integers(len(KINDS))], int(rng.integers(0, 12))
+            tokens = max(tokens, int(kind == "negated"))
+            lead = (tokens,) if rng.integers(3) else (tokens, 2)
+            dtype = torch.float32 if turn % 5 == 4 else torch.float64
+            if form == "allgather_matmul" and kind == "plain" and rng.integers(4) == 0:
+                lead = (tokens + comm.rank % 2, *lead[1:])  # not as many on all ranks
+            numbers = rng if form == "matmul_allgather" else mine  # the same everywhere, or not
+            x = tensor(numbers, (*lead, INPUTS), kind, dtype)
+            what = f"{form} {turn}: {kind} {tuple(x.shape)} {dtype}"
+            y = getattr(pt, form)(x, w.to(dtype), ctx).detach()
+            xs = [
+                torch.from_numpy(each).double() for each in comm.allgather(x.detach().resolve_neg().numpy())
+            ]
+            if sums:
+                expected = sum(each @ of.T for each, of in zip(xs, ws, strict=True))
+                if form == "matmul_reduce_scatter":
+                    block = -(-len(expected) // size)
+                    expected = expected[comm.rank * block : (comm.rank + 1) * block]
+            elif form == "allgather_matmul":
+                expected = torch.cat(xs) @ ws[comm.rank].T
+            else:
+                expected = torch.cat([xs[comm.rank] @ of.T for of in ws], -1)
+            assert y.dtype == dtype, what
+            assert torch.equal(y.double(), expected), what
