@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -26,6 +27,7 @@ from pblasmp.cli.run import dense, touched
 from pblasmp.engines.host.host_operations import HostOperations
 from pblasmp.layout.routines import GEMM, ROUTINES, VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE, names_of
+from pblasmp.pblas.vector_functions import ROUTINES as PBLAS_VECTORS
 from tests.helpers import inside, level3
 from tests.helpers.cases import OPS, layout, numbers, part, pick, scattered
 from tests.helpers.limits import changed_limits
@@ -663,3 +665,72 @@ def check_level_1(ctx: pb.Context, rng: Any, dtype: str, n: int) -> None:
         each.check(f"swap {dtype} {n}")
     pb.blas.swap(a.matrix, a.matrix.T)
     a.check(f"swap with itself {dtype} {n}")
+
+
+def check_reductions(
+    ctx: pb.Context, rng: Any, dtype: str, n: int, grid: tuple[pb.Grid, int], referee: Any = None
+) -> None:
+    """Call the reductions, and swap, under PBLAS's names: numbers are where PBLAS puts them, elsewhere 0. Collective.
+
+    Args:
+        n: how many elements.
+        grid: of all ranks, and its context.
+        referee: see ``check_call``.
+    """
+    for routine in ("dot", "dotc", "nrm2", "asum", "amax", "swap"):
+        for name in (name for name, of in VECTOR_ROUTINES[routine].names.items() if of == LETTERS[dtype]):
+            values = {v: numbers(rng, n, dtype) for v in "xy"}
+            is_row = {v: bool(rng.integers(2)) for v in VECTOR_ROUTINES[routine].sizes}
+            shaped = {v: values[v].reshape((1, n) if flat else (n, 1)) for v, flat in is_row.items()}
+            given = all_placed(ctx, rng, shaped, grid[0])
+            case = f"{name} of {n}: {[f'{v} in {each.parent}' for v, each in given.items()]}"
+            _check_numbers(case, name, values, is_row, given, getattr(pblas, name), grid[1])
+            if referee is not None:
+                run, theirs = partial(referee[0], f"{name}_"), referee[1]
+                _check_numbers(f"ScaLAPACK's {case}", name, values, is_row, given, run, theirs)
+
+
+def _check_numbers(
+    case: str, name: str, values: dict[str, np.ndarray], is_row: dict[str, bool], given: dict[str, Operand], run: Any,
+    context: int,
+) -> None:  # fmt: skip
+    """Call a reduction or swap; fail unless it says what NumPy does on the processes that PBLAS tells, else 0."""
+    (x, y), row, n = values.values(), PBLAS_VECTORS[name], len(values["x"])
+    sizes, real = abs(x.real) + abs(x.imag), x.real.dtype
+    kinds = {"dot": x.dtype, "norm2": real, "asum": real, "amax": x.dtype, "indx": np.dtype("int32")}
+    told = {each: np.full(1, 77, kinds[each]) for each in row.numbers}
+    known: dict[str, Any] = {"n": n, **told}
+    everywhere = []
+    for v, each in given.items():
+        each.put(values[v].reshape(each.matrix.shape))
+        array, i, j, desc = each.matrix.to_scalapack(context=context)
+        known |= {
+            v: array,
+            f"i{v}": i,
+            f"j{v}": j,
+            f"desc{v}": desc,
+            f"inc{v}": int(desc[2]) if is_row[v] else 1,
+        }
+        d, flat = each.matrix.descriptor, known[f"inc{v}"] == desc[2]  # all is a row in a matrix of one row
+        place = d.grid.coords(each.matrix.context.rank)
+        here = [place[i] == axis.owner(0) for i, axis in enumerate((d.rows, d.cols) if n else ())]
+        everywhere.append(n > 0 and (all(here) if n == desc[2] == 1 else here[0 if flat else 1]))
+    returned = run(*(known[each] for each in row.names))
+    at, first = int(sizes.argmax()) if n else 0, known["jx" if known["incx"] == known["descx"][2] else "ix"]
+    if "indx" in told and isinstance(run, partial) and told["indx"][0]:
+        at = int(told["indx"][0]) - first  # of equals ScaLAPACK takes that of the first process
+        assert sizes[at] == sizes.max(), f"{case}: element {at}"
+    expected = {
+        "dot": ((x.conj() if name.endswith("dotc") else x) * y).sum(), "asum": sizes.sum(),
+        "norm2": np.sqrt((abs(x.astype("complex128")) ** 2).sum()), "amax": x[at] if n else 0, "indx": at + first,
+    }  # fmt: skip
+    for each, found in told.items():
+        wanted = expected[each] if any(everywhere) else 0
+        near = 4 * np.finfo(real).eps * abs(wanted) if each == "norm2" else 0
+        assert abs(found[0] - wanted) <= near, f"{case}: {each} is {found[0]}, expected {wanted}"
+    if told and not isinstance(run, partial):
+        assert np.array_equal(np.atleast_1d(returned), [found[0] for found in told.values()]), case
+    for v, z in () if told else (("x", y), ("y", x)):
+        given[v].expect(z.reshape(given[v].matrix.shape))
+    for v, each in given.items():
+        each.check(f"{case}: {v}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the PBLAS names share: matrices as Fortran programs hold them, and calls at random.
+"""What the tests of the PBLAS names share: matrices as Fortran programs hold them.
 
 Every rank draws the same cases from generators with the same seed.
 """
@@ -13,7 +13,6 @@ import numpy as np
 from tests.helpers.cases import numbers, pick
 
 PAD = -77  # what padding holds
-SCALARS = {"f": (0, 1, -1, 2), "c": (0, 1, -1, 2 - 1j)}
 
 
 @dataclass(repr=False)
@@ -84,39 +83,3 @@ def triangle(shape, uplo, *, unit=False):
     """Where a triangle's elements are, its diagonal too unless ``unit``."""
     ones = np.ones(shape, bool)
     return np.triu(ones, int(unit)) if uplo == "U" else np.tril(ones, -int(unit))
-
-
-def vectors(routine, rng, grid, values, dtype):
-    """The vectors of a routine of level 1 by name, somewhere in larger matrices."""
-    xs = {name: held(rng, grid, routine.shape(name, values), dtype) for name in routine.shapes}
-    values |= {f"inc{name}": x.whole.shape[0] if values[f"is_row_{name}"] else 1 for name, x in xs.items()}
-    return xs
-
-
-def scalars(routine, values, dtype):
-    """``values`` with alpha and beta as Fortran takes them."""
-    real = routine.real.split()
-    kinds = {"alpha": np.dtype(dtype.char.lower()) if "alpha" in real else dtype}
-    return {name: np.array([v], kinds[name]) if name in kinds else v for name, v in values.items()}
-
-
-def arguments(routine, values, context, xs, arrays, place):
-    """The arguments of a call in PBLAS's order."""
-    known = dict(values)
-    for name, x in xs.items():
-        known |= {
-            name: arrays[name],
-            f"i{name}": x.at[0],
-            f"j{name}": x.at[1],
-            f"desc{name}": x.desc(context, place),
-        }
-    return [known[name] for name in routine.names]
-
-
-def options(routine, rng, dtype):
-    """The size and the scalar of one call of level 1, and which vectors are rows, at random."""
-    out = {f"is_row_{name}": bool(rng.integers(2)) for name in routine.names if name in ("x", "y")}
-    out["n"] = int(rng.integers(0, 15)) if rng.integers(8) else 0
-    if "alpha" in routine.names:
-        out["alpha"] = pick(rng, SCALARS["f" if "alpha" in routine.real.split() else dtype.kind])
-    return out

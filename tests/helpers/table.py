@@ -20,6 +20,7 @@ from tests.helpers.calls import (
     FUNCTIONS,
     check_call,
     check_level_1,
+    check_reductions,
     draw_thresholds,
     legal_options,
     thresholds,
@@ -82,9 +83,13 @@ def _function(routine: str) -> Row:
 
 def _reductions() -> Row:
     def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
-        check_level_1(ctx, rng, call.dtype, extents(rng, *BANDS)[0])
+        n = extents(rng, *BANDS)[0]
+        if call.way == "pblas":
+            check_reductions(ctx, rng, call.dtype, n, call.grid, call.referee)
+        else:
+            check_level_1(ctx, rng, call.dtype, n)
 
-    return Row(lambda _: [{}], ("auto",), check)
+    return Row(lambda _: [{}], ("auto", "pblas"), check)
 
 
 @contextlib.contextmanager

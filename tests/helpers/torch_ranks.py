@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -92,6 +93,14 @@ def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: f
         scale = max(1.0, expected.abs().max().item())
         error = (got.detach().double() - expected.detach().double()).abs().max().item() / scale
         assert error <= tolerance, f"{name}: relative error {error}"  # NaN is not
+
+
+def raises(
+    match: str, call: Callable[..., Any], *args: Any, kind: Any = pb.ArgumentError, **how: Any
+) -> None:
+    """Fail unless a call raises this."""
+    with pytest.raises(kind, match=match):
+        call(*args, **how)
 
 
 class Split(NamedTuple):

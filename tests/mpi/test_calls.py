@@ -159,9 +159,9 @@ def refereed(comm, flavor, seed):
     """Every routine of PBLAS in every type: ScaLAPACK leaves what we leave, and what NumPy computes."""
     slk, rng = ScaLAPACK(flavor, comm), np.random.default_rng([seed, comm.size])
     with pb.Context(comm, engine="host") as ctx, grids(ctx, slk) as every:
-        for routine in (*FUNCTIONS, *NAMED):
+        for routine in (*FUNCTIONS, "reductions", *NAMED):
             apart = []
-            ways = ("pblas",) if routine in FUNCTIONS else TABLE[routine].ways
+            ways = TABLE[routine].ways if routine in NAMED else ("pblas",)
             turns = range(1 if routine in FUNCTIONS else draws(1, long=4))
             for options, dtype, way, _ in shared_out(comm, table.combinations(routine, ways, turns)):
                 if dtype in DTYPES:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pblasmp.pblas against the real ScaLAPACK: the same local arrays, descriptors and arguments.
 
-``test_calls.py`` has the routines that write one matrix.
+``test_calls.py`` has levels 1 to 3 and factorizations; here are norms, moves, descriptors and what else there is.
 
 What our routines must not read holds NaN, which ScaLAPACK itself is spared.
 """
@@ -15,14 +15,11 @@ from threadpoolctl import threadpool_info
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.layout.routines import VECTOR_ROUTINES
 from pblasmp.pblas.routine_functions import DTYPE
-from pblasmp.pblas.vector_functions import ROUTINES as VECTORS
 from reference.scalapack import ScaLAPACK
 from tests.helpers.cases import check_array, check_near, grids, numbers, pick, scattered
 from tests.helpers.mpi import run_on_one_node as run_mpi
-from tests.helpers.pblas_cases import Held, arguments, held, options, scalars, triangle
-from tests.helpers.pblas_cases import vectors as vectors_of
+from tests.helpers.pblas_cases import Held, held, triangle
 from tests.helpers.slow import draws, in_turn, only_long
 
 
@@ -31,67 +28,6 @@ def both_grids(ctx, slk, shape, order):
     own, theirs = pblas.gridinit(ctx, order, *shape), slk.grid(*shape, order)
     assert (own == -1) == (theirs == -1)
     return own, theirs
-
-
-def vectors(comm, count, flavor, seed=1):
-    """Level 1 in every type with everything at random: numbers where PBLAS puts them, and what is written twice."""
-    slk = ScaLAPACK(flavor, comm)
-    numpys = {each["architecture"] for each in threadpool_info() if each["internal_api"] == "openblas"}
-    if flavor == "debian" and numpys:
-        assert slk.kernels in numpys, f"kernels: {slk.kernels}, NumPy has {numpys}"
-    rng = np.random.default_rng(seed)
-    with pb.Context(comm, engine="host") as ctx:
-        shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
-        every = [(shape, *both_grids(ctx, slk, shape, order)) for shape in shapes for order in ("row", "col")]
-        keep = 1 if comm.size == 1 else draws(4, long=1)  # on several ranks one of each
-        for number, name in enumerate(("dot", "dotc", "nrm2", "asum", "amax", "scal", "swap")):
-            row = VECTOR_ROUTINES[name]
-            turns = min(keep, len(row.names))
-            for full, letter in [*row.names.items()][number % turns :: turns] * count:
-                routine, dtype = VECTORS[full], DTYPE[letter]
-                shape, own, theirs = pick(rng, every)
-                values = options(routine, rng, dtype)
-                if name == "scal" and values["alpha"] == 0:
-                    values["alpha"] = 3  # of NaN what becomes of alpha 0 is not PBLAS's to say
-                xs = vectors_of(routine, rng, shape, values, dtype)
-                place = pblas.gridinfo(own)[2:]
-                real = dtype.type(0).real.dtype
-                kinds = {"dot": dtype, "norm2": real, "asum": real, "amax": dtype, "indx": np.dtype(np.int32)}
-                numbers = [
-                    {each: np.full(1, 77, kinds[each]) for each in routine.numbers} for _ in ("own", "theirs")
-                ]
-                expected = {x: held.local(place) for x, held in xs.items()}
-                known = scalars(routine, values, dtype) | numbers[1]
-                slk.call(f"{full}_", *arguments(routine, known, theirs, xs, expected, place))
-                unread = {
-                    x: held.whole if x in routine.written else held.unread(np.ones(held.shape, bool))
-                    for x, held in xs.items()
-                }
-                arrays = {x: held.local(place, unread[x]) for x, held in xs.items()}
-                found = getattr(pblas, full)(*arguments(routine, values | numbers[0], own, xs, arrays, place))
-                eps = np.finfo(dtype).eps
-                case = f"{full} {shape} {values} {xs}"
-                for written in routine.written:
-                    check_near(arrays[written], expected[written], f"{case}: {written}")
-                if name == "amax" and values["n"]:  # of equals PBLAS takes that of the first process
-                    held_x, at = xs["x"], int(numbers[1]["indx"][0])
-                    part = held_x.whole[held_x.window].reshape(-1)
-                    base = held_x.at[int(values["is_row_x"])]
-                    sizes = abs(part.real) + abs(part.imag)
-                    if at and (sizes == sizes.max()).sum() > 1:
-                        taken = numbers[0]["indx"] - base
-                        right = sizes[taken[0]] == sizes.max() and part[taken[0]] == numbers[0]["amax"][0]
-                        numbers[1] = numbers[0] if right else numbers[1]
-                for each in routine.numbers:
-                    bound = 4 * eps * np.abs(numbers[1][each]).max() * (name == "nrm2")
-                    check_near(numbers[0][each], numbers[1][each], f"{case}: {each}", atol=bound)
-                if routine.numbers:
-                    told = found if isinstance(found, tuple) else (found,)
-                    for each, got in zip(routine.numbers, told, strict=True):
-                        assert got == numbers[0][each][0], f"{case}: returned, and wrote, {each}"
-        for _, own, theirs in every:
-            pblas.gridexit(own)
-            slk.gridexit(theirs)
 
 
 def dense_norm(norm, x):
@@ -232,6 +168,9 @@ def moves(comm, count, flavor):
 def tools(comm, flavor):
     """Descriptors and indices."""
     slk = ScaLAPACK(flavor, comm)
+    numpys = {each["architecture"] for each in threadpool_info() if each["internal_api"] == "openblas"}
+    if flavor == "debian" and numpys:
+        assert slk.kernels in numpys, f"kernels: {slk.kernels}, NumPy has {numpys}"
     rng = np.random.default_rng(4)
     shape = pb.Grid.squarest(comm.size).shape
     with pb.Context(comm, engine="host") as ctx:
@@ -308,7 +247,6 @@ def test_moves_tools_and_matrices(nranks, scalapack):
 
 
 def others(comm, count, moved, flavor):
-    vectors(comm, count, flavor)
     auxiliary(comm, count, flavor)
     moves(comm, moved, flavor)
     tools(comm, flavor)

@@ -35,6 +35,7 @@ from tests.helpers.torch_ranks import (
     matmul_local,
     one_function,
     own,
+    raises,
     split_matmul_allreduce,
     split_of,
     taken_in_turn,
@@ -235,8 +236,7 @@ def scaled(ctx: pb.Context) -> None:
             ((argument, name),) = how.items()
             product = PRODUCTS[function][argument == "backward_algo"]
             if product == "allgather_matmul" and name not in KEEP_GATHERED:
-                with pytest.raises(pb.UnsupportedError, match=f"algo '{name}': "):
-                    run(**how)
+                raises(f"algo '{name}': ", run, kind=pb.UnsupportedError, **how)
                 continue
             with spied() as ran:
                 results = run(**how)
@@ -310,8 +310,7 @@ def unknown(ctx: pb.Context) -> None:
                 "nope" if last or function is matmul_local else "auto"
             )  # which is at nothing of all ranks
             for mine in ("nope", one_alone):
-                with pytest.raises(pb.UnsupportedError, match=match):
-                    function(x, w, ctx, **{argument: mine})
+                raises(match, function, x, w, ctx, kind=pb.UnsupportedError, **{argument: mine})
             for wrong in (3, None):
                 with pytest.raises(pb.ArgumentError, match=f"{argument}: expected a string, got {wrong}"):
                     function(x, w, ctx, **{argument: wrong})
@@ -324,28 +323,22 @@ def unknown(ctx: pb.Context) -> None:
                 match = (
                     f"{argument}: expected 'auto', got 'push': in this {way} pass each rank multiplies alone"
                 )
-                with pytest.raises(pb.UnsupportedError, match=match):
-                    make(**{argument: "push"})
+                raises(match, make, kind=pb.UnsupportedError, **{argument: "push"})
                 continue
             match = f"{argument}: the host engine has 'auto', .*'push'.* here, got 'nope'"
             for mine in ("nope", "nope" if last else "push"):
-                with pytest.raises(pb.UnsupportedError, match=match):
-                    make(**{argument: mine})
-            with pytest.raises(pb.ArgumentError, match=f"{argument}: expected a string, got 1.0"):
-                make(**{argument: 1.0 if last else "push"})
-            with pytest.raises(pb.RankMismatchError, match=argument):
-                make(**{argument: "push" if last else "auto"})
+                raises(match, make, kind=pb.UnsupportedError, **{argument: mine})
+            raises(f"{argument}: expected a string, got 1.0", make, **{argument: 1.0 if last else "push"})
+            raises(argument, make, kind=pb.RankMismatchError, **{argument: "push" if last else "auto"})
 
 
 def unlike(ctx: pb.Context) -> None:
     """Ranks that name different algorithms are told so, on the way back too."""
     x, w = integers(ctx, 1, 8, 12), integers(ctx, 2, 16, 12)
     mine = "push" if ctx.rank else "ring"
-    with pytest.raises(pb.RankMismatchError, match="algo='push'"):
-        pt.matmul_allreduce(x, w, ctx, algo=mine)
+    raises("algo='push'", pt.matmul_allreduce, x, w, ctx, kind=pb.RankMismatchError, algo=mine)
     y = matmul_local(x.clone().requires_grad_(), w, ctx, backward_algo=mine)
-    with pytest.raises(pb.RankMismatchError, match="algo='push'"):
-        y.sum().backward()
+    raises("algo='push'", y.sum().backward, kind=pb.RankMismatchError)
 
 
 @on_ranks(2)
@@ -356,13 +349,11 @@ def test_algorithms_that_refuse(comm: Any) -> None:
         with host(comm) as ctx:
             linear, x = whole_linear(), integers(ctx, 1, 8, 12)
             row = pt.RowParallelLinear.from_linear(linear, ctx=ctx, algo="two_shot")
-            with pytest.raises(pb.UnsupportedError, match=r"algo 'two_shot': .*share no memory"):
-                row(x[:, row.shard])
+            raises(r"algo 'two_shot': .*share no memory", row, x[:, row.shard], kind=pb.UnsupportedError)
             column = pt.ColumnParallelLinear.from_linear(linear, ctx=ctx, backward_algo="two_shot")
             y = column(x.requires_grad_())
             compare("y", y, linear(x)[:, column.shard], 1e-14)
-            with pytest.raises(pb.UnsupportedError, match=r"algo 'two_shot': .*share no memory"):
-                y.sum().backward()
+            raises(r"algo 'two_shot': .*share no memory", y.sum().backward, kind=pb.UnsupportedError)
     finally:
         del os.environ["PBLASMP_RANKS_PER_NODE"]
 
@@ -422,8 +413,7 @@ def compiled_unknown(ctx: pb.Context, backend: str) -> None:
     fast = torch.compile(pt.matmul_allgather, backend=backend, fullgraph=True)
     mine = w[own(16, ctx)].clone()
     y = fast(x, mine, ctx, backward_algo="nope")
-    with pytest.raises(pb.UnsupportedError, match=r"algo: the host engine has 'auto', .*, got 'nope'"):
-        y.sum().backward()
+    raises(r"algo: the host engine has 'auto', .*, got 'nope'", y.sum().backward, kind=pb.UnsupportedError)
 
 
 # -- the tests

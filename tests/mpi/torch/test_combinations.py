@@ -23,16 +23,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.slow import only_long
-from tests.helpers.torch_ranks import (
-    Mlp,
-    compare,
-    full,
-    host,
-    import_compiler,
-    integers,
-    own,
-    world,
-)
+from tests.helpers.torch_ranks import Mlp, compare, full, host, import_compiler, integers, own, raises, world
 
 RUN = {"mpirun": run_mpi, "torchrun": run_torch}
 pytestmark = starts_ranks
@@ -164,8 +155,7 @@ def dtensors(ctx: pb.Context) -> None:
             compare(f"{function.__name__}: gradient of {name}", got.grad.full_tensor(), plain.grad)
         if ctx.size > 1:
             wrong = w.redistribute(placements=[Shard(1) if w_at == Shard(0) else Shard(0)])
-            with pytest.raises(pb.ArgumentError, match=r"w: a DTensor placed .*redistribute it first"):
-                function(x, wrong, ctx, bias=b)
+            raises(r"w: a DTensor placed .*redistribute it first", function, x, wrong, ctx, bias=b)
 
 
 def functional(ctx: pb.Context) -> None:
@@ -206,15 +196,9 @@ def functional(ctx: pb.Context) -> None:
 
 
 def refused(ctx: pb.Context) -> None:
-    def raises(match: str, function: Callable[[], object]) -> None:
-        with pytest.raises(pb.ArgumentError, match=match):
-            function()
-
     mesh = ctx.made_of
-    raises(r"input_layouts is Shard\(dim=-2\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(-2)))
-    raises(
-        r"output_layouts is Shard\(dim=-1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(-1))
-    )
+    raises(r"input_layouts is Shard\(dim=-2\), expected", pt.ColwiseParallel, input_layouts=Shard(-2))
+    raises(r"output_layouts is Shard\(dim=-1\), expected", pt.RowwiseParallel, output_layouts=Shard(-1))
     raises(
         "expected .* if the input is gathered",
         lambda: pt.ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
@@ -224,7 +208,7 @@ def refused(ctx: pb.Context) -> None:
         "RowwiseParallel: input_layouts: expected .* if the output is scattered",
         lambda: parallelize_module(nn.Linear(3, 4), mesh, replicated),
     )
-    raises("ColwiseParallel: ctx: expected", lambda: pt.ColwiseParallel(ctx=mesh))
+    raises("ColwiseParallel: ctx: expected", pt.ColwiseParallel, ctx=mesh)
     raises(
         "expected a torch.nn.Linear, got LayerNorm",
         lambda: parallelize_module(nn.LayerNorm(3), mesh, pt.ColwiseParallel()),
@@ -233,18 +217,11 @@ def refused(ctx: pb.Context) -> None:
         "expected a torch.nn.Linear or torch.nn.Embedding, got LayerNorm",
         lambda: parallelize_module(nn.LayerNorm(3), mesh, pt.RowwiseParallel()),
     )
-    raises(
-        "device_mesh: expected a DeviceMesh, got int",
-        lambda: pt.RowParallelLinear(3, 4, ctx=ctx, device_mesh=1),
-    )
+    raises("device_mesh: expected a DeviceMesh, got int", pt.RowParallelLinear, 3, 4, ctx=ctx, device_mesh=1)
     square = DeviceMesh("cpu", torch.arange(ctx.size)[None], mesh_dim_names=("dp", "tp"))
-    raises("a device mesh of 2 dimensions, expected 1, as device_mesh\\['tp'\\]", lambda: pb.Context(square))
-    raises(
-        "device_mesh: .*, expected one dimension",
-        lambda: pt.RowParallelLinear(3, 4, ctx=ctx, device_mesh=square),
-    )
-    with pytest.raises(pb.UnsupportedError, match="has a default process group already"):
-        pt.init_process_group()
+    raises("a device mesh of 2 dimensions, expected 1, as device_mesh\\['tp'\\]", pb.Context, square)
+    raises("device_mesh: .*, expected one dimension", pt.RowParallelLinear, 3, 4, ctx=ctx, device_mesh=square)
+    raises("has a default process group already", pt.init_process_group, kind=pb.UnsupportedError)
 
 
 def data_parallel() -> None:
@@ -383,8 +360,7 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
     whole, w = integers(ctx, 1, 7, 6), integers(ctx, 2, 8, 6)
     fast = torch.compile(pt.allgather_matmul, backend=backend, fullgraph=True)
     mine = whole[own(7, ctx)].clone()
-    with pytest.raises(pb.ArgumentError, match=r"x: the ranks hold 7 rows together, expected"):
-        fast(mine, w[own(8, ctx)].clone(), ctx)
+    raises(r"x: the ranks hold 7 rows together, expected", fast, mine, w[own(8, ctx)].clone(), ctx)
     x, split = (distribute_tensor(each, ctx.made_of, [Shard(0)]) for each in (whole, w))
     compare("y", full(fast(x, split, ctx)), whole @ w.t())
 

@@ -7,7 +7,7 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,7 @@ from tests.helpers.torch_ranks import (
     matmul_local,
     one_function,
     own,
+    raises,
     split_matmul_allreduce,
     splits,
     taken_in_turn,
@@ -216,8 +217,7 @@ def values_of_rank_0(ctx: pb.Context) -> None:
     assert copied.ctx is ctx
     pointers = [local(each.weight).data_ptr() for each in (copied, column)]
     assert pointers[0] != pointers[1] or not local(column.weight).numel()
-    with pytest.raises(TypeError, match=r"a Context cannot be pickled.*state_dict\(\)"):
-        pickle.dumps(column)
+    raises(r"a Context cannot be pickled.*state_dict\(\)", pickle.dumps, column, kind=TypeError)
     assert "out_features=10" in repr(column)
     assert f"ranks={ctx.size}" in repr(column)
 
@@ -406,10 +406,6 @@ def known(ctx: pb.Context) -> None:
 
 
 def refused(ctx: pb.Context) -> None:
-    def raises(match: str, function: Callable[[], object]) -> None:
-        with pytest.raises(pb.ArgumentError, match=match):
-            function()
-
     linear = nn.Linear(12, 16)
     how: dict[str, Any] = {"ctx": ctx}
     raises(
@@ -421,40 +417,28 @@ def refused(ctx: pb.Context) -> None:
         lambda: pt.RowParallelLinear(12, 16, **how, input_is_parallel=False, sequence_parallel=True),
     )
     no_context = {**how, "ctx": None}
-    raises(
-        "RowParallelLinear: ctx: expected a pblasmp.Context",
-        lambda: pt.RowParallelLinear(16, 12, **no_context),
-    )
-    raises("linear: 16x12 .*, expected 12x16", lambda: pt.ColumnParallelLinear(16, 12, **how, linear=linear))
-    raises("expected .* without bias", lambda: pt.RowParallelLinear(12, 16, False, **how, linear=linear))
+    raises("RowParallelLinear: ctx: expected a pblasmp.Context", pt.RowParallelLinear, 16, 12, **no_context)
+    raises("linear: 16x12 .*, expected 12x16", pt.ColumnParallelLinear, 16, 12, **how, linear=linear)
+    raises("expected .* without bias", pt.RowParallelLinear, 12, 16, False, **how, linear=linear)
     w = torch.ones(4, 12, dtype=torch.complex64, device=device(ctx))
-    raises("x: dtype is torch.complex64, expected a real", lambda: pt.matmul_allreduce(w, w, ctx))
-    raises(
-        "w: dtype is torch.int64, expected a real", lambda: pt.allgather_matmul(w.real, w.real.long(), ctx)
-    )
-    raises(
-        "w: expected a tensor, got ndarray", lambda: pt.matmul_reduce_scatter(w.real, np.ones((4, 12)), ctx)
-    )
-    raises("x: shape is .., expected 1 dim", lambda: pt.matmul_allgather(torch.tensor(1.0), w.real, ctx))
-    raises("x: expected a tensor, got list", lambda: pt.RowParallelLinear(12, 16, **how)([1.0]))
-    raises(
-        "x: the last .* is 3, expected w's 12", lambda: pt.ColumnParallelLinear(12, 16, **how)(w.real[:, :3])
-    )
-    raises("in_features: expected an integer, got '12'", lambda: pt.ColumnParallelLinear("12", 16, **how))  # type: ignore[arg-type]
-    raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx=ctx))  # type: ignore[arg-type]
-    raises("linear: expected a torch.nn.Linear", lambda: pt.RowParallelLinear(12, 16, **how).load_linear(w))  # type: ignore[arg-type]
-    raises("ctx: expected a pblasmp.Context", lambda: pt.matmul_allreduce(w.real, w.real, None))  # type: ignore[arg-type]
+    raises("x: dtype is torch.complex64, expected a real", pt.matmul_allreduce, w, w, ctx)
+    raises("w: dtype is torch.int64, expected a real", pt.allgather_matmul, w.real, w.real.long(), ctx)
+    raises("w: expected a tensor, got ndarray", pt.matmul_reduce_scatter, w.real, np.ones((4, 12)), ctx)
+    raises("x: shape is .., expected 1 dim", pt.matmul_allgather, torch.tensor(1.0), w.real, ctx)
+    raises("x: expected a tensor, got list", pt.RowParallelLinear(12, 16, **how), [1.0])
+    raises("x: the last .* is 3, expected w's 12", pt.ColumnParallelLinear(12, 16, **how), w.real[:, :3])
+    raises("in_features: expected an integer, got '12'", pt.ColumnParallelLinear, "12", 16, **how)
+    raises("linear: expected a torch.nn.Linear", pt.ColumnParallelLinear.from_linear, w, ctx=ctx)
+    raises("linear: expected a torch.nn.Linear", pt.RowParallelLinear(12, 16, **how).load_linear, w)
+    raises("ctx: expected a pblasmp.Context", pt.matmul_allreduce, w.real, w.real, None)
     mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # raised on every rank
-    raises(
-        "x: dtype is torch.int64, expected a real",
-        lambda: pt.matmul_allreduce(mine, w.real.contiguous(), ctx),
-    )
+    raises("x: dtype is torch.int64, expected a real", pt.matmul_allreduce, mine, w.real.contiguous(), ctx)
     if ctx.size > 1:  # raised on every rank, even where the operand is right
         held = torch.ones(1 if ctx.rank == 0 else 3, 12, device=device(ctx))
         words = r": the ranks hold \[1, 3.*, expected \["
         needs = held.clone().requires_grad_()
-        raises("x" + words, lambda: pt.allgather_matmul(needs, w.real.contiguous(), ctx))
-        raises("w" + words, lambda: pt.matmul_allgather(w.real.contiguous(), held, ctx))
+        raises("x" + words, pt.allgather_matmul, needs, w.real.contiguous(), ctx)
+        raises("w" + words, pt.matmul_allgather, w.real.contiguous(), held, ctx)
         last = ctx.rank == ctx.size - 1
         x = torch.ones(4, 13 if last else 12, device=device(ctx))
         raises(

@@ -34,6 +34,7 @@ from tests.helpers.torch_ranks import (
     integers,
     local,
     own,
+    raises,
     taken_in_turn,
     world,
 )
@@ -224,15 +225,10 @@ def dtensors_through_sequence_modules(ctx: pb.Context, mesh: DeviceMesh) -> None
         assert y.placements == (Shard(0),)
         compare("y", full(y), whole(x), 1e-12)
     if ctx.size > 1:
-        with pytest.raises(pb.ArgumentError, match=r"the ranks have \[1, .*tokens, expected"):
-            split(x[: 1 if ctx.rank == 0 else 3])
+        raises(r"the ranks have \[1, .*tokens, expected", split, x[: 1 if ctx.rank == 0 else 3])
 
 
 def what_sequences_refuse(ctx: pb.Context, mesh: DeviceMesh) -> None:
-    def raises(match: str, function: Callable[[], object]) -> None:
-        with pytest.raises(pb.ArgumentError, match=match):
-            function()
-
     for wrong in (nn.BatchNorm1d(8), nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))):
         raises(
             "BatchNorm1d takes statistics over tokens",
@@ -240,17 +236,15 @@ def what_sequences_refuse(ctx: pb.Context, mesh: DeviceMesh) -> None:
         )
     x = torch.ones(2, 8)
     norm = parallelize_module(nn.LayerNorm((2, 8)), mesh, pt.SequenceParallel())
-    raises("dimension 0 is split over the ranks, expected one of the first 0", lambda: norm(x))
+    raises("dimension 0 is split over the ranks, expected one of the first 0", norm, x)
     group = parallelize_module(nn.GroupNorm(2, 4), mesh, pt.SequenceParallel(sequence_dim=1))
-    raises(
-        "dimension 1 is split over the ranks, expected one of the first 1", lambda: group(torch.ones(3, 4))
-    )
+    raises("dimension 1 is split over the ranks, expected one of the first 1", group, torch.ones(3, 4))
     assert parallelize_module(norm, mesh, pt.SequenceParallel()) is norm
     raises(
         "this LayerNorm is split already, in another way",
         lambda: parallelize_module(norm, mesh, pt.SequenceParallel(sequence_dim=1)),
     )
-    raises("sequence_dim: expected", lambda: pt.SequenceParallel(sequence_dim=-1))
+    raises("sequence_dim: expected", pt.SequenceParallel, sequence_dim=-1)
 
 
 def gradients_of_sequence_modules_take_one_sum(ctx: pb.Context, mesh: DeviceMesh) -> None:
@@ -353,8 +347,7 @@ def ties_that_cannot_be_kept(ctx: pb.Context, mesh: DeviceMesh) -> None:
         r"RowwiseParallel: a parameter of shape \(10, 6\) is tied .*, split along dimension 0 by "
         "RowwiseParallel; here it would be split along dimension 1"
     )
-    with pytest.raises(pb.ArgumentError, match=match):
-        parallelize_module(new_tied(0), mesh, {"emb": row, "head": row})
+    raises(match, parallelize_module, new_tied(0), mesh, {"emb": row, "head": row})
     square = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
     square[1].weight = square[0].weight
     with pytest.raises(pb.ArgumentError, match="split along dimension 0 by ColwiseParallel"):
@@ -362,16 +355,10 @@ def ties_that_cannot_be_kept(ctx: pb.Context, mesh: DeviceMesh) -> None:
     model = new_tied(0)
     parallelize_module(model, mesh, {"head": column})
     x = drawn(1, 3, 6)
-    with pytest.raises(
-        pb.ArgumentError, match="weight of a ColumnParallelLinear was tied to that of Embedding"
-    ):
-        model.head(x)
+    raises("weight of a ColumnParallelLinear was tied to that of Embedding", model.head, x)
     model = new_tied(0)
     parallelize_module(model, mesh, {"emb": row})
-    with pytest.raises(
-        pb.ArgumentError, match="weight of a VocabParallelEmbedding was tied to that of Linear"
-    ):
-        model(torch.arange(3))
+    raises("weight of a VocabParallelEmbedding was tied to that of Linear", model, torch.arange(3))
     twice = nn.Sequential(nn.Linear(6, 6))
     parallelize_module(twice, mesh, {"0": column})
     for other in (row, pt.ColwiseParallel(ctx=ctx, output_layouts=Replicate())):
@@ -602,8 +589,7 @@ def loss_options(ctx: pb.Context, mesh: DeviceMesh) -> None:
         (logits[..., part].long(), target, "expected logits of a floating-point type and integer targets"),
         (logits[..., part], [0], "expected logits of a floating-point type and integer targets"),
     ):
-        with pytest.raises(pb.ArgumentError, match=match):
-            pt.vocab_parallel_cross_entropy(given, of, ctx)
+        raises(match, pt.vocab_parallel_cross_entropy, given, of, ctx)
     last, target = ctx.rank == ctx.size - 1, torch.zeros(lead, dtype=torch.int64)
     for name, wrong, match in (
         ("label_smoothing", 1.5, "label_smoothing: expected a number from 0 to 1, got 1.5"),
@@ -655,8 +641,7 @@ def subclasses(ctx: pb.Context, mesh: DeviceMesh) -> None:
         (pt.ColwiseParallel(ctx=ctx), Scaled(8, 6)),
         (pt.RowwiseParallel(ctx=ctx), type("Twice", (nn.Embedding,), {"forward": Scaled.forward})(8, 6)),
     ):
-        with pytest.raises(pb.ArgumentTypeError, match="which overrides forward"):
-            parallelize_module(wrong, mesh, style)
+        raises("which overrides forward", parallelize_module, wrong, mesh, style, kind=pb.ArgumentTypeError)
 
 
 def padding(ctx: pb.Context, mesh: DeviceMesh) -> None:
@@ -727,10 +712,7 @@ def batch_first(ctx: pb.Context, mesh: DeviceMesh) -> None:
         y.square().sum().backward()
         for (name, got), like in zip(split.named_parameters(), whole.parameters(), strict=True):
             compare(f"{tokens}: {name}", full(got.grad), like.grad, 1e-12)
-    with pytest.raises(
-        pb.ArgumentError, match=r"x: shape is \(3, 6\), expected a sequence along dimension 1"
-    ):
-        split[2](drawn(1, 3, 6))
+    raises(r"x: shape is \(3, 6\), expected a sequence along dimension 1", split[2], drawn(1, 3, 6))
     with pytest.raises(
         pb.ArgumentError, match=r"words: shape is \(3,\), expected a sequence along dimension 1"
     ):
@@ -782,14 +764,12 @@ def wrong_types(ctx: pb.Context, mesh: DeviceMesh) -> None:
                 pb.LayoutError, match=r"x: dtype is torch.float64, expected w's torch.float32"
             ):
                 layer(wrong)
-        with pytest.raises(pb.LayoutError, match="x: on meta, expected w's cpu"):
-            layer(x.to("meta"))
+        raises("x: on meta, expected w's cpu", layer, x.to("meta"), kind=pb.LayoutError)
         layer(x)
     embedding = pt.VocabParallelEmbedding(9, 4, ctx=ctx)
     with pytest.raises(pb.ArgumentError, match=r"words: expected a tensor of integers, got torch\.float32"):
         embedding(torch.ones(3) if last else torch.ones(3, dtype=torch.int64))
-    with pytest.raises(pb.ArgumentError, match="words: from 9 to 9, expected 0 to 8"):
-        embedding(torch.full((3,), 9 if last else 0))
+    raises("words: from 9 to 9, expected 0 to 8", embedding, torch.full((3,), 9 if last else 0))
 
 
 # -- between layers, and several layers at once
@@ -970,8 +950,7 @@ def test_compiled_code_runs_in_later_contexts(comm: Any) -> None:
             compare("function", fast(x, w, ctx), torch.full((4, 6), 64.0))
             compare("layer", graph(x), expected)
             assert compiled == made, "it was compiled again"
-    with pytest.raises(pb.ClosedError, match="is closed"):
-        fast(x, w, first)
+    raises("is closed", fast, x, w, first, kind=pb.ClosedError)
     if comm.size > 1:
         one = comm.Split(comm.rank, 0)
         with host(one), pytest.raises(pb.ClosedError):
