@@ -683,19 +683,20 @@ def check_reductions(
             is_row = {v: bool(rng.integers(2)) for v in VECTOR_ROUTINES[routine].sizes}
             shaped = {v: values[v].reshape((1, n) if flat else (n, 1)) for v, flat in is_row.items()}
             given = all_placed(ctx, rng, shaped, grid[0])
+            size = pick(rng, (n, np.int64(n)))  # a direct call, and one that is read more closely
             case = f"{name} of {n}: {[f'{v} in {each.parent}' for v, each in given.items()]}"
-            _check_numbers(case, name, values, is_row, given, getattr(pblas, name), grid[1])
+            _check_numbers(case, name, values, is_row, given, getattr(pblas, name), grid[1], size)
             if referee is not None:
                 run, theirs = partial(referee[0], f"{name}_"), referee[1]
-                _check_numbers(f"ScaLAPACK's {case}", name, values, is_row, given, run, theirs)
+                _check_numbers(f"ScaLAPACK's {case}", name, values, is_row, given, run, theirs, n)
 
 
 def _check_numbers(
     case: str, name: str, values: dict[str, np.ndarray], is_row: dict[str, bool], given: dict[str, Operand], run: Any,
-    context: int,
+    context: int, n: Any,
 ) -> None:  # fmt: skip
     """Call a reduction or swap; fail unless it says what NumPy does on the processes that PBLAS tells, else 0."""
-    (x, y), row, n = values.values(), PBLAS_VECTORS[name], len(values["x"])
+    (x, y), row = values.values(), PBLAS_VECTORS[name]
     sizes, real = abs(x.real) + abs(x.imag), x.real.dtype
     kinds = {"dot": x.dtype, "norm2": real, "asum": real, "amax": x.dtype, "indx": np.dtype("int32")}
     told = {each: np.full(1, 77, kinds[each]) for each in row.numbers}
