@@ -35,8 +35,11 @@ def other(ctx: pb.Context) -> Iterator[int]:
 
 
 def check_same(ctx: pb.Context, found: Any, expected: np.ndarray, case: str = "") -> None:
-    values = found.allgather() if isinstance(found, pb.DistributedMatrix) else ctx.engine.to_host(found)
-    np.testing.assert_allclose(values, expected, rtol=1e-10, atol=1e-10, err_msg=case)
+    if isinstance(found, pb.DistributedMatrix):
+        found = found.allgather()
+    elif not isinstance(found, float):
+        found = ctx.engine.to_host(found)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10, err_msg=case)
 
 
 def products(ctx: pb.Context, w: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:

@@ -730,6 +730,7 @@ def _check_numbers(
         near = 4 * np.finfo(real).eps * abs(wanted) if each == "norm2" else 0
         assert abs(found[0] - wanted) <= near, f"{case}: {each} is {found[0]}, expected {wanted}"
     if told and not isinstance(run, partial):
+        assert isinstance(returned, tuple) == (len(told) > 1), f"{case}: {returned} is returned"
         assert np.array_equal(np.atleast_1d(returned), [found[0] for found in told.values()]), case
     for v, z in () if told else (("x", y), ("y", x)):
         given[v].expect(z.reshape(given[v].matrix.shape))

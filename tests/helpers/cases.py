@@ -150,6 +150,11 @@ def short_messages(limit):
         exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = saved
 
 
+def only_last(comm):
+    """Return a function that picks what the last rank is given; the others get its second argument."""
+    return lambda last, others: last if comm.rank == comm.size - 1 else others
+
+
 def refuses(ctx, kind, words, call, *args, **kwargs):
     """Fail unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
     name = getattr(call, "__name__", call)

@@ -85,7 +85,8 @@ def _reductions() -> Row:
     def check(ctx: pb.Context, rng: Any, call: Asked) -> None:
         n = extents(rng, *BANDS)[0]
         if call.way == "pblas":
-            check_reductions(ctx, rng, call.dtype, n, call.grid, call.referee)
+            for size in (n, 0):
+                check_reductions(ctx, rng, call.dtype, size, call.grid, call.referee)
         else:
             check_level_1(ctx, rng, call.dtype, n)
 

@@ -17,7 +17,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import _core, pblas
-from tests.helpers.cases import check_matrix, refuses, scattered
+from tests.helpers.cases import check_matrix, only_last, refuses, scattered
 from tests.helpers.mpi import on_ranks, run_mpi, run_on_one_node
 from tests.helpers.slow import only_long
 
@@ -71,8 +71,7 @@ def test_bad_input_on_one_rank(comm, ctx, directory):
     values = np.arange(48.0).reshape(8, 6)
     a = scattered(ctx, d, values)
 
-    def wrong(value, right):
-        return value if bad else right
+    wrong = only_last(comm)
 
     def raising(exception):
         def function(i, j):
@@ -169,9 +168,7 @@ def test_bad_operand_on_one_rank(comm, ctx):
     values = np.arange(48.0).reshape(8, 6)
     a = scattered(ctx, d, values)
 
-    def wrong(value, right):
-        return value if bad else right
-
+    wrong = only_last(comm)
     b = scattered(ctx, pb.MatrixDescriptor((6, 8), (3, 2), d.grid), values.T)
     other = scattered(ctx, pb.MatrixDescriptor((6, 8), (2, 2), d.grid), values.T)
     error(pb.ArgumentError, ["b: expected a DistributedMatrix", on], pb.matmul, a, wrong(values, b))
@@ -247,14 +244,11 @@ class _Indexless:
 @on_ranks(2)
 def test_odd_values_on_one_rank(comm, ctx):
     """Values whose text, hash or conversion fails where no rank has agreed yet."""
-    bad = comm.rank == comm.size - 1
     huge, span = 10**5000, np.timedelta64(3, "s")
     error = Timed(ctx)
     a = scattered(ctx, pb.MatrixDescriptor((6, 6), (2, 3), pb.Grid.squarest(comm.size)), np.eye(6))
 
-    def wrong(value, right):
-        return value if bad else right
-
+    wrong = only_last(comm)
     for words, call, args, how in (
         ("algo: expected a string", pb.linalg.det, (a,), {"algo": wrong(span, "auto")}),
         ("lower: expected True", pb.linalg.eigvalsh, (a,), {"lower": wrong(span, True)}),
@@ -282,7 +276,6 @@ class NoText:
 def test_bad_operand_beside_other_contexts(comm):
     """Which context a rank means that gives no matrix, or one of another context, it learns from the others."""
     last, alone = comm.size - 1, comm.Split(comm.rank)
-    bad = comm.rank == last
     on = f"(on rank {last})"
     contexts = [
         pb.Context(comm, engine="host"),
@@ -303,9 +296,7 @@ def test_bad_operand_beside_other_contexts(comm):
         d = a.descriptor
         problem = pb.MatmulProblem(d, d, d)
 
-        def wrong(value, right):
-            return value if bad else right
-
+        wrong = only_last(comm)
         another, none, past = "belongs to another context", "expected a DistributedMatrix, got", "is closed"
         for case, kind, words, call, args in (
             ("a number", pb.ArgumentError, none, pb.matmul, (wrong(1, a), wrong(2, b))),

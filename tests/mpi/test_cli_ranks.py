@@ -732,68 +732,44 @@ def test_progress_on_a_terminal(environment, tmp_path):
     assert "GFLOP/s" in shown.decode()
 
 
-def test_bench(pblasmp):
-    line = "bench -n 2 --engine host --shape 64,32,48 --shape 6,5,4 --samples 2"
-    done = pblasmp(*line.split())
+SUMS, SLABS = "sum  two_shot  ring  push", "shared  gathered  panels  pull  push"
+TITLES = ["AllGather + GEMM (", "GEMM + ReduceScatter", "GEMM + AllReduce", "GEMM + AllGather of the output"]
+BENCHED = {
+    "every product": (
+        "-n2 --shape=64,32,48 --shape=6,5,4 --samples=2",
+        {rf"^ *({'|'.join(map(re.escape, TITLES))})": TITLES, r"^ +(64, 32, 48) +\d+ +\d+ +\d+$": ["64, 32, 48"] * 4},
+    ),
+    "which algorithm it was, once": (
+        "-n2 -pallgather_matmul -pmatmul_reduce_scatter -pmatmul_allgather --shape=64,32,48 --samples=2 --algo=push",
+        {r"^ +pblasmp: push, (\w+)": ["every", "partial", "panels"]},
+    ),
+    "rates": (
+        "-n2 -pmatmul_allreduce -pmatmul_allgather --shape=64,32,48 --samples=2 --rate",
+        {r"^ +(64, 32, 48)(?: +[\d.e-]+){3}$": ["64, 32, 48"] * 2, "TFLOP/s over all ranks, median of (2)": ["2"]},
+    ),
+    "shapes that divide": (
+        "-n3 -pmatmul_allreduce --samples=1",
+        {r"^ +(\d+, \d+, \d+)": ["513, 256, 513", "1026, 512, 1026", "2049, 512, 1026"]},
+    ),
+    "every algorithm": (
+        "-n2 -pmatmul_allreduce -pallgather_matmul --shape=8,6,4 --samples=1 --algo=all",
+        {r"^ *T, N, K  +pblasmp  +(.*?)  +MPI \+ BLAS  +GEMM alone$": [SUMS, SLABS],
+         r"^ +(8, 6, 4)(?: +\d+){7,8}$": ["8, 6, 4"] * 2,
+         r"^  (pblasmp takes at most) \d+\.\d\d times as long as the fastest algorithm$":
+         ["pblasmp takes at most"] * 2},
+    ),
+}  # fmt: skip
+"""What ``pblasmp bench`` is asked, and what it prints, by pattern."""
+
+
+@pytest.mark.parametrize(("given", "printed"), BENCHED.values(), ids=BENCHED)
+def test_bench(pblasmp, given, printed):
+    done = pblasmp("bench", "--engine=host", *given.split())
     assert done.returncode == 0, done.stderr
-    for title in (
-        "AllGather + GEMM (",
-        "GEMM + ReduceScatter",
-        "GEMM + AllReduce",
-        "GEMM + AllGather of the output",
-    ):
-        assert title in done.stdout
-    assert len(re.findall(r"^ +64, 32, 48 +\d+ +\d+ +\d+$", done.stdout, re.MULTILINE)) == 4
-    assert "MPI + BLAS" in done.stdout
     assert "WRONG" not in done.stdout
-
-
-def test_bench_says_once_which_algorithm_it_was(pblasmp):
-    how = "-n2 --engine=host -pallgather_matmul -pmatmul_reduce_scatter -pmatmul_allgather --shape=64,32,48 --samples=2"
-    done = pblasmp("bench", *how.split(), "--algo=push")
-    assert done.returncode == 0, done.stderr
-    told = re.findall(r"^ +pblasmp: push, (.*)$", done.stdout, re.MULTILINE)
-    assert [text.partition(" ")[0] for text in told] == ["every", "partial", "panels"]
-
-
-def test_bench_prints_rates(pblasmp):
-    how = (
-        "-n2",
-        "--engine=host",
-        "-pmatmul_allreduce",
-        "-pmatmul_allgather",
-        "--shape=64,32,48",
-        "--samples=2",
-    )
-    done = pblasmp("bench", *how, "--rate")
-    assert done.returncode == 0, done.stderr
-    assert "TFLOP/s over all ranks, median of 2" in done.stdout
-    assert len(re.findall(r"^ +64, 32, 48( +[\d.e-]+){3}$", done.stdout, re.MULTILINE)) == 2
-
-
-def test_bench_chooses_shapes_that_divide(pblasmp):
-    done = pblasmp("bench", "-n3", "--engine=host", "-pmatmul_allreduce", "--samples=1")
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^ +(\d+, \d+, \d+)", done.stdout, re.MULTILINE) == [
-        "513, 256, 513",
-        "1026, 512, 1026",
-        "2049, 512, 1026",
-    ]
-
-
-def test_bench_of_every_algorithm(pblasmp):
-    how = ("--shape=8,6,4", "--samples=1", "--algo=all")
-    done = pblasmp("bench", "-n2", "--engine=host", "-pmatmul_allreduce", "-pallgather_matmul", *how)
-    assert done.returncode == 0, done.stderr
-    heads = [re.split("  +", line.strip()) for line in done.stdout.splitlines() if "T, N, K" in line]
-    of_sums = ["sum", "two_shot", "ring", "push"]
-    of_slabs = ["shared", "gathered", "panels", "pull", "push"]
-    assert heads == [
-        ["T, N, K", "pblasmp", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
-    ]
-    assert len(re.findall(r"^ +8, 6, 4( +\d+){7,8}$", done.stdout, re.MULTILINE)) == 2
-    behind = r"^  pblasmp takes at most \d+\.\d\d times as long as the fastest algorithm$"
-    assert len(re.findall(behind, done.stdout, re.MULTILINE)) == 2
+    for pattern, expected in printed.items():
+        found = [re.sub("  +", "  ", each) for each in re.findall(pattern, done.stdout, re.MULTILINE)]
+        assert found == expected, f"{pattern}: {done.stdout}"
 
 
 def test_bench_of_one_algorithm(pblasmp):

@@ -8,7 +8,7 @@ import numpy as np
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import check_array, refuses
+from tests.helpers.cases import check_array, only_last, refuses
 from tests.helpers.float8 import E4, E5
 from tests.helpers.mpi import needs_torch, on_ranks, run_on_one_node
 from tests.helpers.pairs import pairs
@@ -142,15 +142,12 @@ def test_bytes(ctx):
 @on_ranks(1, 3)
 def test_what_is_refused(comm, ctx):
     p = comm.size
-    last = comm.rank == p - 1
     e4, e5 = (np.zeros((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
     raw, wide = e4.view(np.uint8), e4.astype(np.float32)
     one, two = np.ones(1, np.float32), np.ones(2, np.float32)
     room = np.zeros((16 * p, 16), np.float32)
 
-    def unless_last(value, otherwise):
-        return otherwise if last else value
-
+    wrong = only_last(comm)
     for words, args, how in (
         (["w: dtype is float8_e5m2 like x, expected float8_e4m3fn for one of them"], (e5, e5), {}),
         (["x: dtype is float32, expected an 8-bit float like the other operand"], (wide, e4), {}),
@@ -161,11 +158,11 @@ def test_what_is_refused(comm, ctx):
         (["w: dtype uint8 is not supported"], (raw, raw), {}),
         (["x: dtype is float8_e4m3fn, expected x_dtype, float8_e5m2"], (e4, e4), {"x_dtype": E5}),
         (["dtype", "is not supported"], (e4, raw), {"w_dtype": "float9"}),
-        (["scales: expected Scales, got float"], (e4, e4), {"scales": unless_last(pb.Scales(), 2.0)}),
+        (["scales: expected Scales, got float"], (e4, e4), {"scales": wrong(2.0, pb.Scales())}),
         (["scales: only for 8-bit operands, A is float32"], (wide, wide),
          {"scales": pb.Scales(a=2.0)}),
         (["scales: d: only for an 8-bit D, D is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
-        (["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=unless_last(one, two))}),
+        (["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=wrong(two, one))}),
         (["c: dtype is float32, expected bfloat16 or float16 for a D of 8 bits"], (e4, e4),
          {"dtype": E4, "beta": 1, "c": room}),
         (["bias: dtype is float32, expected bfloat16"], (e4, e4),

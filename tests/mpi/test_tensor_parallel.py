@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import inside
-from tests.helpers.cases import TYPES, check_array, numbers, pick, refuses
+from tests.helpers.cases import TYPES, check_array, numbers, only_last, pick, refuses
 from tests.helpers.mpi import needs_torch, on_ranks, run_on_one_node
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
@@ -110,17 +110,13 @@ def test_misuse(comm):
     with pb.Context(comm, engine="host") as ctx:
         case = Case(rng, comm, "allgather_matmul", "float32", 2 * p, 3 * p, 4)
         x, w = case.local_x, case.local_w
-        last = comm.rank == p - 1
-
-        def unless_last(value, otherwise):
-            return otherwise if last else value
-
+        wrong = only_last(comm)
         frozen = np.zeros((2 * p, 3), np.float32)
         frozen.flags.writeable = False
         for words, args, how in (
             (["x: the last dimension is 3, expected w's 4 inputs", f"rank {p - 1}" if p > 1 else ""],
-             (unless_last(x, x[:, :3].copy()), w), {}),
-            (["x: local array: expected a NumPy array", "list"], (unless_last(x, [1.0]), w), {}),
+             (wrong(x[:, :3].copy(), x), w), {}),
+            (["x: local array: expected a NumPy array", "list"], (wrong([1.0], x), w), {}),
             (["x: shape is (4,), expected (tokens, ..., inputs)"], (x[0], w), {}),
             (["w: shape is", "expected 2 dimensions"], (x, w[None]), {}),
             (["w: dtype is float32, expected float64 like x"], (x.astype("f8"), w), {}),
@@ -141,7 +137,7 @@ def test_misuse(comm):
             (["return_gathered: expected True or False, got array("], (x, w), {"return_gathered": np.ones(2)}),
             (["transposed: expected True or False, got array("], (x, w), {"transposed": np.ones(2)}),
             (["out: shape ()"], (x, w), {"out": np.array(2, x.dtype)}),
-            (["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
+            (["x: expected an array, got (2, 4): only a plan takes"], (wrong((2, 4), x), w), {}),
         ):  # fmt: skip
             refuses(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
         halves = [each.astype(np.complex64) for each in (x, w)]
@@ -170,9 +166,9 @@ def test_misuse(comm):
         if p > 1:
             for words, args, how in (
                 (["options", "gave different arguments"], (x, w), {"alpha": comm.rank}),
-                (["inputs"], (unless_last(x, x[:, :3].copy()), unless_last(w, w[:, :3].copy())), {}),
-                (["bias"], (x, w), {"bias": unless_last(None, np.zeros(3, np.float32))}),
-                (["w's outputs come first"], (x, unless_last(w, np.asfortranarray(w))), {}),
+                (["inputs"], (wrong(x[:, :3].copy(), x), wrong(w[:, :3].copy(), w)), {}),
+                (["bias"], (x, w), {"bias": wrong(np.zeros(3, np.float32), None)}),
+                (["w's outputs come first"], (x, wrong(np.asfortranarray(w), w)), {}),
             ):  # fmt: skip
                 refuses(ctx, pb.RankMismatchError, words, pb.allgather_matmul, *args, ctx, **how)
         check_array(case(ctx), case.expected(), "and it still works")
@@ -352,10 +348,7 @@ def test_tensors_of_pytorch(comm, ctx):
 def test_repeated_calls(comm, ctx):
     """A call that all ranks repeat takes one vote; where one rank's arrays are others, all are read anew."""
     rng, p = np.random.default_rng(66), comm.size
-    last = comm.rank == p - 1
-
-    def unless_last(value, otherwise):
-        return otherwise if last else value
+    wrong = only_last(comm)
 
     def counted(call, **how):
         before = inside.votes(ctx)
@@ -390,10 +383,10 @@ def test_repeated_calls(comm, ctx):
             refuses(ctx, pb.ArgumentError, words, getattr(pb, form), *args, ctx, **how)
         if p > 1:
             words = ["the ranks gave different arguments", "bias:"]
-            how = {"bias": unless_last(None, even.local_bias)}
+            how = {"bias": wrong(even.local_bias, None)}
             refuses(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx, **how)
             words = ["the last dimension is", f"on rank {p - 1}"]
-            narrow = unless_last(even.local_x, even.local_x[..., 1:].copy())
+            narrow = wrong(even.local_x[..., 1:].copy(), even.local_x)
             refuses(ctx, pb.ArgumentError, words, getattr(pb, form), narrow, args[1], ctx)
             y, count = counted(even)
             check_array(y, even.expected(), f"{form}: afterwards")

@@ -53,55 +53,53 @@ def test_reductions_and_swap(comm, ctx):
     assert len({*comm.allgather(tuple(found))}) == 1 == len(found), "the same bits"
 
 
-def factors(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_factors(ctx):
     """A vector is scaled in place by a real number in any form, also if it has no elements."""
-    with pb.Context(comm, engine="host") as ctx:
-        for n, alpha in itertools.product(
-            (5, 0), (2, 2 + 0j, np.complex64(2), np.array(2), np.array(2 + 0j))
-        ):
-            x = ctx.full((n, 1), 3.0, block=1)
-            pb.blas.scal(x, alpha=alpha, out=x)
-            good = np.array_equal(x.allgather(), np.full((n, 1), 6.0))
-            assert good, f"{n} elements, {alpha!r}: {x.allgather()}"
+    for n, alpha in itertools.product((5, 0), (2, 2 + 0j, np.complex64(2), np.array(2), np.array(2 + 0j))):
+        x = ctx.full((n, 1), 3.0, block=1)
+        pb.blas.scal(x, alpha=alpha, out=x)
+        good = np.array_equal(x.allgather(), np.full((n, 1), 6.0))
+        assert good, f"{n} elements, {alpha!r}: {x.allgather()}"
 
 
-def what_moves(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_what_moves(comm, ctx):
     """A gemv sends its vectors and partial sums, never A."""
     d = pb.MatrixDescriptor((96, 96), (8, 8), pb.Grid(2, 2))
     column, row = ((96, 1), (8, 1)), ((1, 96), (1, 8))
-    with pb.Context(comm, engine="host") as ctx:
-        sent = []
-        run, moved = ctx.comm.isend, []
+    sent = []
+    run, moved = ctx.comm.isend, []
 
-        def counted(array, dest):
-            moved.append(array.nbytes)
-            return run(array, dest)
+    def counted(array, dest):
+        moved.append(array.nbytes)
+        return run(array, dest)
 
-        a = ctx.from_function(lambda i, j: i - 2 * j, d)
-        for shape, block in (column, row):
-            x = ctx.from_function(lambda i, j: 1 + i + j, pb.MatrixDescriptor(shape, block, d.grid))
-            for routine in (pb.blas.gemv, pb.blas.symv, pb.blas.trmv):
-                ctx.comm.isend = counted
-                ctx.engine.direct, direct = None, ctx.engine.direct
-                ctx.engine.transport.why_not_shared, saved = "tested", ctx.engine.transport.why_not_shared
-                try:
-                    routine(a, x)
-                finally:
-                    ctx.comm.isend, ctx.engine.direct = run, direct
-                    ctx.engine.transport.why_not_shared = saved
-                everyones = sum(comm.allgather(sum(moved)))
-                moved.clear()
-                sent.append((routine.__name__, shape, everyones))
-        most = (
-            8 * 96 * 2 * 2 * 2
-        )  # x along and partial sums back, twice for the two triangles of a symmetric matrix
-        assert not [each for each in sent if not 0 < each[2] <= most], "sent"
+    a = ctx.from_function(lambda i, j: i - 2 * j, d)
+    for shape, block in (column, row):
+        x = ctx.from_function(lambda i, j: 1 + i + j, pb.MatrixDescriptor(shape, block, d.grid))
+        for routine in (pb.blas.gemv, pb.blas.symv, pb.blas.trmv):
+            ctx.comm.isend = counted
+            ctx.engine.direct, direct = None, ctx.engine.direct
+            ctx.engine.transport.why_not_shared, saved = "tested", ctx.engine.transport.why_not_shared
+            try:
+                routine(a, x)
+            finally:
+                ctx.comm.isend, ctx.engine.direct = run, direct
+                ctx.engine.transport.why_not_shared = saved
+            everyones = sum(comm.allgather(sum(moved)))
+            moved.clear()
+            sent.append((routine.__name__, shape, everyones))
+    most = (
+        8 * 96 * 2 * 2 * 2
+    )  # x along and partial sums back, twice for the two triangles of a symmetric matrix
+    assert not [each for each in sent if not 0 < each[2] <= most], "sent"
 
 
-def what_is_shared(comm):
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks(4, runner=run_on_one_node)
+def test_what_is_shared(ctx):
     """Direct products with a vector share it and partial sums alone, never A."""
-    if _core.load() is None:  # there are none
-        return
     n, d, needed = 256, pb.MatrixDescriptor((256, 256), (16, 16), pb.Grid(2, 2)), []
     status = getattr(*inside.CARRY_OUT)
 
@@ -110,7 +108,7 @@ def what_is_shared(comm):
         needed.append(self._state.nbytes)
         return found
 
-    with pb.Context(comm, engine="host") as ctx, mock.patch.object(*inside.CARRY_OUT, carry_out):
+    with mock.patch.object(*inside.CARRY_OUT, carry_out):
         a, x = ctx.zeros(d), ctx.zeros(d[:, :1])
         for routine, twice in ((pb.blas.gemv, 1), (pb.blas.trmv, 1), (pb.blas.symv, 2)):
             needed.clear()
@@ -121,7 +119,8 @@ def what_is_shared(comm):
             assert max(needed) <= most, routine.__name__
 
 
-def known_calls(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_known_calls(comm):
     """What has changed since the same call is noticed, on whichever rank."""
     n, block = 64, 8
     ictxt = pblas.gridinit(None, "Row", 2, 2, engine="host")
@@ -191,9 +190,10 @@ def _raises(kind, call):
     return False
 
 
-def mistakes(comm):
+@on_ranks(4, runner=run_on_one_node)
+def test_mistakes(comm, ctx):
     rng = np.random.default_rng(64)
-    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+    with pb.Context(comm, engine="host") as other:
 
         def matrix(shape, dtype="float64", ctx=ctx):
             return scattered(ctx, layout(rng, shape, comm.size, dtype=dtype), numbers(rng, shape, dtype))
@@ -291,12 +291,3 @@ def test_plans_of_vectors(comm, tuning_file):
             asks = pb.tune if comm.rank == 0 else pb.plan
             words = ["what asks for it", "tune on rank 0", "plan on rank 1"]
             refuses(ctx, pb.RankMismatchError, words, asks, pb.matmul, a, a)
-
-
-@on_ranks(4, runner=run_on_one_node)
-def test_mistakes_and_what_moves(comm):
-    mistakes(comm)
-    factors(comm)
-    what_moves(comm)
-    what_is_shared(comm)
-    known_calls(comm)
