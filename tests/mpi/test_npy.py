@@ -23,6 +23,7 @@ from tests.helpers.slow import draws, in_turn
 def _file(comm, path, values):
     """Have rank 0 write ``values`` as NumPy does; every rank waits until the file is there."""
     if comm.rank == 0:
+        Path(path).parent.mkdir(exist_ok=True)
         np.save(path, values)
     comm.Barrier()
     return path
@@ -268,6 +269,13 @@ def test_load_errors_are_those_of_every_rank(comm, ctx, directory):
         mine = good if comm.rank != last else other
         words = ["load", "path", f"{good} on rank", f"{other} on rank {last}"]
         refuses(ctx, pb.RankMismatchError, words, ctx.load, mine)
+        # a name of two files, in working directories of their own
+        elsewhere = _file(comm, f"{directory}/elsewhere/good.npy", np.zeros((6, 6)))
+        os.chdir(f"{directory}/elsewhere" if comm.rank == last else directory)
+        words = ["load", "path", f"{good} on rank", f"{elsewhere} on rank {last}"]
+        refuses(ctx, pb.RankMismatchError, words, ctx.load, "good.npy")
+        os.chdir(directory)
+        check_matrix(ctx.load("good.npy"), np.ones((6, 6)), "in one directory")
         refuses(
             ctx,
             pb.RankMismatchError,

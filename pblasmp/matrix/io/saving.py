@@ -177,7 +177,8 @@ def load(
                     raise ArgumentError("dtype: cannot be given with a descriptor; expected one or the other")
                 kind = element_type(path, source.dtype, given.dtype)
             descriptor = layout.descriptor(ctx.size, dtype=kind, order=source.order)
-            facts.update(path=str(path), dataset=dataset, descriptor=descriptor)
+            # ranks with other working directories would read parts of other files
+            facts.update(path=str(path.absolute()), dataset=dataset, descriptor=descriptor)
             if descriptor.shape != source.shape:
                 raise ArgumentError(
                     f"{path}: shape is {source.shape}, expected the descriptor's {descriptor.shape}"
