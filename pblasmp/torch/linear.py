@@ -467,8 +467,10 @@ class FusedColumnParallelLinear(torch.nn.Module):
         if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
             with first.ctx.agreement("pblasmp.torch"):
                 raise ArgumentTypeError(f"x: expected a plain tensor, got {type(x).__name__}")
-        weights = [local(layer.weight) for layer in layers]
-        biases = None if first.bias is None else torch.cat([local(layer.bias) for layer in layers])
+        weights = [local(layer.weight, joined=True) for layer in layers]
+        biases = (
+            None if first.bias is None else torch.cat([local(layer.bias, joined=True) for layer in layers])
+        )
         mains = tuple(main for layer in layers for main in layer.main_grads())
         whole = first._forward(x, torch.cat(weights), None if first.skip_bias_add else biases, mains)
         parts: tuple[Tensor, ...] = whole.split([weight.shape[0] for weight in weights], -1)

@@ -327,7 +327,12 @@ def gradient_of(part: Tensor, split: Any) -> Tensor:
 
 def _new(kind: Any, part: Tensor, split: Any) -> Any:
     """Return a DTensor without its ``__init__``, which does nothing, but takes twice as long as the rest. Local."""
-    return kind.__new__(kind, part, split, requires_grad=False)
+    if not part.storage_offset():
+        return kind.__new__(kind, part, split, requires_grad=False)
+    # A DTensor gets its part's offset, and copy.deepcopy then takes it for one that has a storage.
+    new = kind.__new__(kind, part.new_empty(0), split, requires_grad=False)
+    new._local_tensor = part
+    return new
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -338,11 +343,17 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients."""
+def local(tensor: Tensor, *, joined: bool = False) -> Tensor:
+    """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients.
+
+    Args:
+        tensor: see above.
+        joined: it is joined with others, so that its gradient is a part of a larger tensor: see ``_new``.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
-    if GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    suits = GRADIENTS_STAY_SPLIT and not joined
+    if suits or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return tensor.to_local()
     part: Tensor = _Local.apply(tensor)
     return part
@@ -389,12 +400,13 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.split = tensor._spec
         return tensor.to_local().detach()  # not the DTensor's own tensor, which would get a history
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
         part, split = gradients[0], ctx.split
-        if not torch.is_grad_enabled():
-            return gradient_of(part, split)
+        if part is None or not torch.is_grad_enabled():
+            return None if part is None else gradient_of(part, split)
         return on_mesh(part, split.mesh, split.placements[0], split.shape)

@@ -211,6 +211,27 @@ def copies_of_sequence_modules(ctx: pb.Context, mesh: DeviceMesh) -> None:
         on_part(ctx, whole, split, 2 * ctx.size - 1, 0)
 
 
+def copies_in_a_training(ctx: pb.Context, mesh: DeviceMesh) -> None:
+    """Copies of layers, as for averaged weights, have their gradients, also those that were computed in one tensor."""
+    for layer in (
+        pt.ColumnParallelLinear(8, 7, ctx=ctx),
+        pt.RowParallelLinear(7, 8, ctx=ctx),
+        pt.VocabParallelEmbedding(9, 8, ctx=ctx),
+        pt.FusedColumnParallelLinear(8, {"q": 7, "k": 4}, ctx=ctx),
+        parallelize_module(nn.LayerNorm(8), mesh, pt.SequenceParallel()),
+    ):
+        x = torch.arange(8 if isinstance(layer, pt.VocabParallelEmbedding) else 2 * 8)
+        split = own(7, ctx) if isinstance(layer, pt.RowParallelLinear) else slice(None)
+        outputs = layer(x if len(x) == 8 else x.reshape(2, 8)[:, split].float())
+        for y in outputs if isinstance(outputs, tuple) else (outputs,):
+            y.square().sum().backward(retain_graph=True)
+        copied = copy.deepcopy(layer)
+        for (name, got), like in zip(copied.named_parameters(), layer.parameters(), strict=True):
+            assert got.grad is not like.grad
+            assert torch.equal(full(got.grad), full(like.grad)), name
+            assert full(like.grad).any(), name
+
+
 def dtensors_through_sequence_modules(ctx: pb.Context, mesh: DeviceMesh) -> None:
     whole = made(SEQUENCE_MODULES[0])
     split = parallelize_module(copy.deepcopy(whole), mesh, pt.SequenceParallel(use_local_output=False))
@@ -910,9 +931,9 @@ def main_grads(ctx: pb.Context, mesh: DeviceMesh) -> None:
 
 
 CASES = (
-    marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, dtensors_through_sequence_modules,
-    gradients_of_sequence_modules_take_one_sum, what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept,
-    modules_in_several_places, on_meta, initializers,
+    marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, copies_in_a_training,
+    dtensors_through_sequence_modules, gradients_of_sequence_modules_take_one_sum, what_sequences_refuse,
+    dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initializers,
     rank_0s_numbers, loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
     values_at_rank_0_only, scattered, main_grads,
 )  # fmt: skip
