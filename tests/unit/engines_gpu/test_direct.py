@@ -233,6 +233,22 @@ def test_products_of_16_bits(monkeypatch, grid, hosts, dtype, order):
     assert ranks.run({"a": parts["a"], "c": parts["c"], "d": parts["d"]}, routine="geadd", beta=1.0) is None
 
 
+@pytest.mark.usefixtures("alone")
+def test_types_of_16_bits_are_told_apart(path):
+    """The core, which reads the matrices, compares types that BLAS lacks, too."""
+    with machine(path, Multiplying, lt=FakeLt()), pb.Context(engine="cublasmp") as ctx:
+        half, brain = (
+            [ctx.zeros((12, 12), block=2, order="F", dtype=dtype) for _ in range(3)]
+            for dtype in ("float16", "bfloat16")
+        )
+        for x, y, out in (half, brain):
+            assert pb.matmul(x, y, out=out) is out
+        assert len(ctx.engine.direct._calls) == 2
+        for mixed in ((half[0], brain[1], half[2]), (half[0], half[1], brain[2]), (*brain[:2], half[2])):
+            with pytest.raises(pb.LayoutError, match="dtype is"):
+                pb.matmul(*mixed[:2], out=mixed[2])
+
+
 def factor(ranks: Ranks, d: pb.MatrixDescriptor, values: np.ndarray) -> list[Held]:
     """Queue what a Cholesky factorization by blocks asks for, without its diagonal blocks."""
     whole, (n, _), nb = ranks.matrix(values, d), d.shape, d.block[0]
