@@ -76,8 +76,8 @@ class GpuDirect(Direct):
         self._core, self._held = core, objects.slot(Held, "_at")
         self._single = gpu.size == 1
         self.sets = SlabSets(self._reserve, _LEAST, _MOST)
-        self._calls: dict[Any, QueuedCall] = {}
-        self._templates: dict[Any, Template | None] = {}
+        self._calls: dict[_Key, QueuedCall] = {}
+        self._templates: dict[_Key, Template | None] = {}
         self._graphs = 0  # that the calls have
         self._scalars: Scalars = {}
 
@@ -109,8 +109,11 @@ class GpuDirect(Direct):
             stream = self._current()  # of this rank's GPU, which is the current one now
             if stream.is_capturing():  # a replay would not take turns with the sets of slabs
                 return None
-            if call is None or stream.ptr != key[0]:
-                call = self._found(stream, look, asked, args)
+            if stream.ptr != key[0]:
+                key = stream.ptr, key[1]
+                call = self._calls.get(key)
+            if call is None:
+                call = self._made(stream, key, look, asked, args)
             if call is None or call.template.nbytes > self.sets.most:
                 return None
             if told != "unready" and not self._single and gather_on(control, name, number, (0,)) is None:
@@ -207,15 +210,11 @@ class GpuDirect(Direct):
         call.graphs[half] = self._record(queued)
         self.gpu.products.solver(stream.ptr)
 
-    def _found(
-        self, stream: Any, look: Any, asked: Asked | RoutineForm, args: Sequence[Any]
+    def _made(
+        self, stream: Any, key: _Key, look: Any, asked: Asked | RoutineForm, args: Sequence[Any]
     ) -> QueuedCall | None:
-        """Return a call, kept or new, by the template of its pattern; None if it is not for direct calls. Local."""
-        key = stream.ptr, look[objects.BASES :].tobytes()
-        found = self._calls.get(key)
-        if found is not None:
-            return found
-        pattern = stream.ptr, look[objects.PATTERN :].tobytes()
+        """Return a new call by the template of its pattern; None if it is not for direct calls. Local."""
+        pattern = stream.ptr, key[1][8 * (objects.PATTERN - objects.BASES) :]
         if pattern not in self._templates:
             if len(self._templates) >= _REMEMBERED:
                 self._forget()
@@ -223,9 +222,8 @@ class GpuDirect(Direct):
                 self._scalars.clear()
             if not isinstance(asked, Asked):
                 asked = asked.asked(args, *_words_in(look))
-            self._templates[pattern] = self._template(
-                stream, asked, look[objects.OFFSETS : objects.BASES].tolist()
-            )
+            offsets = look[objects.OFFSETS : objects.BASES].tolist()
+            self._templates[pattern] = self._template(stream, asked, offsets)
         template = self._templates[pattern]
         if template is None:
             return None
@@ -302,6 +300,8 @@ class GpuDirect(Direct):
 
 
 _Memory = tuple[int, int, Mapping[int, int]]
+_Key = tuple[int, bytes]
+"""A stream, and words of a ``look``: of a call where its operands are and its pattern, of a template the latter."""
 
 
 def _unlearned(*_: Any) -> None:
