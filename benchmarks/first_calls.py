@@ -2,8 +2,8 @@
 """What the first calls of a process take on GPUs: ``mpirun -n 2 python benchmarks/first_calls.py``.
 
 Nothing that was compiled before is there: folders for compiled kernels, CuPy's and the driver's, are empty. The slowest
-rank's times count: of the first call, of the next one, and what NVRTC takes of the first one, for kernels of this
-package and for CuPy's.
+rank's times count: of the first call, of the next one, and what NVRTC takes of the first one for kernels of this
+package. CuPy compiles others.
 
 ``--compile`` leaves aside the machine code that wheels bring.
 """
@@ -11,14 +11,11 @@ package and for CuPy's.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import pkgutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,21 +47,6 @@ class Nvrtc:
             return self._compiled(*arguments, **how)
         finally:
             self.seconds += time.perf_counter() - began
-
-
-@contextmanager
-def watched(*, compile_all: bool) -> Iterator[dict[str, Nvrtc]]:
-    """Watch what is compiled in the block, for this package and, if it is there, for CuPy."""
-    functions = {"NVRTC": "pblasmp.engines.gpu.kernels.compiler.compiled"}
-    if importlib.util.find_spec("cupy") is not None:
-        functions["NVRTC for CuPy"] = "cupy.cuda.compiler.compile_using_nvrtc"
-    with ExitStack() as stack:
-        if compile_all:
-            stack.enter_context(mock.patch("pblasmp.engines.gpu.kernels.compiler.SHIPPED", Path()))
-        found = {name: Nvrtc(pkgutil.resolve_name(function)) for name, function in functions.items()}
-        for name, nvrtc in found.items():
-            stack.enter_context(mock.patch(functions[name], nvrtc))
-        yield found
 
 
 def calls(ctx: Any, n: int, dtype: str, shape: tuple[int, int, int]) -> Iterator[Call]:
@@ -105,7 +87,7 @@ def planned(*arguments: Any, **how: Any) -> Any:
     return pb.plan(*arguments, **how)()
 
 
-def measure(ctx: Any, compilers: dict[str, Nvrtc], options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(ctx: Any, nvrtc: Nvrtc, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row of each call, and print it. Collective."""
     rows = []
 
@@ -118,11 +100,10 @@ def measure(ctx: Any, compilers: dict[str, Nvrtc], options: argparse.Namespace) 
 
     for dtype in options.types:
         for name, call in calls(ctx, options.n, dtype, options.shape):
-            before = {which: nvrtc.seconds for which, nvrtc in compilers.items()}
+            before = nvrtc.seconds
             seconds = {"first": [timed(call)], "again": [timed(call)]}
-            for which, nvrtc in compilers.items():
-                if compiling := max(ctx.comm.allgather(nvrtc.seconds - before[which])):
-                    seconds[which] = [compiling]
+            if compiling := max(ctx.comm.allgather(nvrtc.seconds - before)):
+                seconds["NVRTC"] = [compiling]
             rows.append({"case": {"call": name}, "seconds": seconds})
             if ctx.rank == 0:
                 print(name, *(f"{which} {found[0]:.2f}" for which, found in seconds.items()), flush=True)
@@ -149,13 +130,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as empty:
         os.environ |= {"CUPY_CACHE_DIR": empty, "CUDA_CACHE_PATH": empty}
         import pblasmp as pb
+        from pblasmp.engines.gpu.kernels import compiler
 
-        with watched(compile_all=options.compile) as compilers, pb.Context() as ctx:
+        nvrtc, shipped = Nvrtc(compiler.compiled), Path(empty) if options.compile else compiler.SHIPPED
+        with mock.patch.multiple(compiler, compiled=nvrtc, SHIPPED=shipped), pb.Context() as ctx:
             ctx.engine.synchronize()
             context = max(comm.allgather(time.perf_counter() - start))
             if ctx.rank == 0:
                 print(f"imports and context {context:.2f}", flush=True)
-            found = measure(ctx, compilers, options)
+            found = measure(ctx, nvrtc, options)
             rows = [{"case": {"call": "imports and context"}, "seconds": {"first": [context]}}, *found]
             directory = results.directory_of(options)
             if ctx.rank == 0 and directory is not None:

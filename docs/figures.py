@@ -819,14 +819,14 @@ def first_calls() -> str:
         time = middle(row, which)
         return "" if time is None else f"{time:.2f}"
 
-    columns = ("first", "NVRTC", "NVRTC for CuPy", "again")
+    columns = ("first", "NVRTC", "again")
     rows = [
         [name, seconds(row, "first"), *(seconds(found[name], which) for which in columns)]
         for row in shipped.rows
         if (name := row["case"]["call"]) in found
     ]
     head = ["", "first, from a wheel", "first, compiled", *columns[1:]]
-    return table(head, rows, 5) + "".join(f"\n{source(run)}\n" for run in runs)
+    return table(head, rows, 4) + "".join(f"\n{source(run)}\n" for run in runs)
 
 
 def one_kernel() -> str:
