@@ -100,6 +100,8 @@ class GpuDirect(Direct):
         stream, told = self._current(), "unfit"
         key = stream.ptr, look[objects.BASES :].tobytes()
         call = self._calls.get(key)
+        if call is None and self._templates.get(_pattern_of(key), key) is None:  # known to be unfit
+            return None
         if call is not None:
             told = self._launched(control, name, number, call, stream)
             if told in ("queued", "unlike"):
@@ -214,7 +216,7 @@ class GpuDirect(Direct):
         self, stream: Any, key: _Key, look: Any, asked: Asked | RoutineForm, args: Sequence[Any]
     ) -> QueuedCall | None:
         """Return a new call by the template of its pattern; None if it is not for direct calls. Local."""
-        pattern = stream.ptr, key[1][8 * (objects.PATTERN - objects.BASES) :]
+        pattern = _pattern_of(key)
         if pattern not in self._templates:
             if len(self._templates) >= _REMEMBERED:
                 self._forget()
@@ -302,6 +304,11 @@ class GpuDirect(Direct):
 _Memory = tuple[int, int, Mapping[int, int]]
 _Key = tuple[int, bytes]
 """A stream, and words of a ``look``: of a call where its operands are and its pattern, of a template the latter."""
+
+
+def _pattern_of(key: _Key) -> _Key:
+    """Return the key of the template of a call. Local."""
+    return key[0], key[1][8 * (objects.PATTERN - objects.BASES) :]
 
 
 def _unlearned(*_: Any) -> None:
