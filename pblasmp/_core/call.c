@@ -140,6 +140,14 @@ slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose
     return s;
 }
 
+slabs *stage_dealt(call *c, const view *x, span rows, whose readers, char **places)
+{
+    slabs *s = stage(c, x, rows, x->cols, x->here.by_columns, readers);
+    if (c->meets == NULL && span_equal(&x->rows, &rows) && !x->here.conjugated)
+        s->places = places;
+    return s;
+}
+
 slabs *stage_all(call *c, const view *x, int by_columns, const view *readers)
 {
     whose all = {readers, ANY, ANY, 0};
@@ -199,6 +207,18 @@ operand slab(const call *c, const slabs *s, int64_t row, int64_t col)
 {
     return slab_of(c, s, span_before(&s->rows, row), span_count(&s->rows, row), span_before(&s->cols, col),
                    span_count(&s->cols, col));
+}
+
+operand dealt(const call *c, const slabs *s, int64_t row, int64_t col)
+{
+    const view *x = s->staged;
+    operand found = slab(c, s, row, col);
+    if (s->places == NULL)
+        return found;
+    if (x->row == row && x->col == col)
+        return x->here;
+    found.at = s->places[col];
+    return found;
 }
 
 static tile place_of(const slabs *s, operand there, int64_t i, int64_t j)
@@ -342,7 +362,7 @@ void take(const call *c, const slabs *s, const view *to)
 static void write_slabs(call *c)
 {
     for (const slabs *s = c->room; s < c->room + c->rooms; s++) {
-        if (s->staged != NULL && s->staged->active)
+        if (s->staged != NULL && s->staged->active && s->places == NULL)
             spread(c, s, s->staged, 0, is_on_one_node(c) ? every : read_at(c, s, &s->readers, c->node));
         operand all = slab(c, s, 0, 0);
         if (s->triangle != NULL)
@@ -447,12 +467,12 @@ static void carry_piece(const call *c, content *p, const slabs *s, tile here, ti
     int64_t nbytes = m * n * s->item;
     if (p->at != NULL) {
         tile in = tile_at(p->at, s->by_columns ? m : n, s->by_columns, s->item);
-        if (p->unpacks)
-            tile_copy(there, in, m, n, s->item);
-        else if (conjugated)
+        if (!p->unpacks && conjugated)
             tile_conjugate(in, here, m, n, c->letter);
-        else
+        else if (!p->unpacks)
             tile_copy(in, here, m, n, s->item);
+        else if (there.at != NULL)
+            tile_copy(there, in, m, n, s->item);
         p->at += nbytes;
     }
     p->nbytes += nbytes;
@@ -472,6 +492,8 @@ static void carry_block(const call *c, content *p, const slabs *s, int64_t node,
         if ((s->part && !s->reads(c, node, k)) || !cut(s, &i, &j))
             continue;
         tile there = place_of(s, slab_of(c, s, i.before, i.held, j.before, j.held), i.to, j.to);
+        if (s->places != NULL && p->unpacks && p->at != NULL)
+            s->places[j.process] = p->at, there.at = NULL; /* it stays in the message */
         carry_piece(c, p, s, tile_from(tile_of(x), i.from, j.from), there, i.count, j.count, x->here.conjugated);
     }
 }

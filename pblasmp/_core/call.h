@@ -110,6 +110,7 @@ typedef struct {
     char half;            /* 'L' or 'U': most of what is beyond this triangle is left out; else 0 */
     int64_t part;         /* rows of a half, columns of 'U', so many at a time from the last on, are read by these nodes: */
     int (*reads)(const call *c, int64_t node, int64_t part); /* part 0 are the first rows; by all, if ``part`` is 0 */
+    char **places;        /* by process of ``cols``, where in a message each is, and stays; NULL: messages are unpacked */
     whose readers;        /* of what is staged */
     const view *home;     /* what is computed here is read where this is; NULL: by who computes it */
     whose writers;        /* who does */
@@ -126,7 +127,7 @@ enum {
 /* When which way is faster: see engines/host/direct/limits.py. */
 typedef struct {
     int64_t tiny, stay, portion, handoff, uncopied, transposed, strip, equations;
-    int64_t lapack, cholesky, width, part, rows, meeting, factoring;
+    int64_t lapack, cholesky, width, part, rows, meeting, factoring, dealt;
 } limits;
 
 /* Rows i to i1 and columns j to j1 of this rank's part of a triangle: a triangle of them, or all. */
@@ -213,6 +214,7 @@ struct call {
     int rooms;
     slabs *left, *right;  /* of x and of y; NULL: they are read where they are */
     slabs *start;         /* of what D starts as, if that is not where D is */
+    char *places[2][PROCESSES]; /* of ``left`` and ``right`` */
     int64_t flags_at;     /* the offset of flags, which are down when the ranks have voted; their number */
     int64_t flag_count;
     flag *flags;
@@ -296,6 +298,9 @@ int find_old(call *c);        /* C, if it is read and is not D; UNFIT if it is n
 void copy_old(const call *c);
 slabs *room_for(call *c, span rows, span cols, int by_columns);
 slabs *stage(call *c, const view *x, span rows, span cols, int by_columns, whose readers);
+/* Of a call's x or y; who is alone on its node reads its own part and others' where they are, if they are whole slabs. */
+slabs *stage_dealt(call *c, const view *x, span rows, whose readers, char **places);
+operand dealt(const call *c, const slabs *s, int64_t row, int64_t col);
 slabs *stage_all(call *c, const view *x, int by_columns, const view *readers); /* NULL: every rank */
 /* Equal parts of its columns, or rows, for each rank, which writes D there. */
 slabs *stage_shares(call *c, const view *x, int of_rows, int by_columns);

@@ -85,6 +85,25 @@ static void multiply(const call *c, int64_t m, int64_t n, operand x, operand y, 
     gemm(c, m, n, c->x.cols.extent, &c->factor, x, y, &c->other, d);
 }
 
+/* If k is dealt out alike in both, what each process has of it is a product of its own. */
+static int multiply_parts(call *c)
+{
+    const view *to = &c->to;
+    const span *of_x = &c->x.cols, *of_y = &c->y.cols;
+    const scalar *other = &c->other;
+    if (!to->active)
+        return OK;
+    copy_old(c);
+    for (int64_t turn = 0, n = of_x->nprocs; turn < n; turn++) {
+        int64_t p = (of_x->source + turn) % n, q = (of_y->source + turn) % n, k = span_count(of_x, p);
+        if (!k)
+            continue;
+        gemm(c, to->m, to->n, k, &c->factor, dealt(c, c->left, to->row, p), dealt(c, c->right, to->col, q), other, to->here);
+        other = &c->one;
+    }
+    return OK;
+}
+
 /* x stays where it is: only y and partial sums are moved. Each rank multiplies what it has of x. After one more meeting
  * the ranks that have D add the partial sums up, in the order of x's columns of processes. */
 static int multiply_in_place(call *c)
@@ -136,6 +155,13 @@ int prepare_product(call *c)
         int of_vector = least == 1 && !is_tiny(c, m, n, k, 1);
         if (of_vector ? moved > here : moved >= LARGER * here && moved >= c->limits->stay)
             return prepare_in_place(c, n > m);
+        if (!is_on_one_node(c) && !x_stays && !y_stays && span_aligned(&x->cols, &y->cols) && !span_whole(&x->cols) &&
+            k >= c->limits->dealt * x->cols.nprocs) {
+            c->left = stage_dealt(c, x, to->rows, (whose){to, ROW, ANY, 0}, c->places[0]);
+            c->right = stage_dealt(c, y, to->cols, (whose){to, COL, ANY, 0}, c->places[1]);
+            c->compute = multiply_parts;
+            return OK;
+        }
         if (!x_stays)
             c->left = stage(c, x, to->rows, span_all(k), x->here.by_columns, (whose){to, ROW, ANY, 0});
         if (!y_stays)

@@ -70,7 +70,8 @@ class CoreRanks:
         state.yields, state.workers = 10, min(np.bincount(self.nodes))
         state.nodes, state.node, state.node_of = len(self._shared), node, host_address(self.nodes)
         state.memory, state.capacity, state.most, state.limits = slabs, SET, SET, ctypes.addressof(LIMITS)
-        state.votes, state.meets = map(ctypes.addressof, meetings)
+        state.votes = ctypes.addressof(meetings[0])
+        state.meets = ctypes.addressof(meetings[1]) if len(here) > 1 else None
         waits = state.waits = _core.WAIT(partial(self._wait, meetings[0]))
         for row, letter in zip(state.functions, "sdcz", strict=True):
             others = calls._REAL if letter in "sd" else calls._COMPLEX

@@ -123,6 +123,36 @@ def test_direct_calls_take_one_exchange_each_way(comm, ctx):
             assert ways in exchanges, f"{name} on {a_grid}, {b_grid}"
 
 
+@pytest.mark.skipif(_core.load() is None, reason="there is no core")
+@on_ranks((4, "blocks:4"), (4, "interleaved:2"), *only_long((3, "blocks:2"), (6, "blocks:3")))
+def test_products_of_parts(comm, ctx):
+    """Of operands whose k is dealt out alike each rank multiplies what each process has, where it has come."""
+    rng = np.random.default_rng(66)
+    with changed_limits(dealt=1, tiny=0):
+        post = inside.of_the_core(ctx)
+        cases = pairs(
+            "NTC", "NTC", "FC", "FC", "dz", (0, 1), (0, -1), grids(comm.size)[1:], grids(comm.size)[1:]
+        )
+        for number, (op_a, op_b, order, other, letter, source, beta, grid, of_d) in enumerate(cases):
+            dtype, (m, n, k) = np.dtype({"d": "f8", "z": "c16"}[letter]), rng.integers(9, 40, 3)
+            values = [numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n))]
+            turn = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
+            last = grid.nprow - 1, grid.npcol - 1
+            a, b, c = (
+                ctx.scatter(x, pb.MatrixDescriptor(x.shape, block, to, at, dtype, lies))
+                for x, block, to, at, lies in (
+                    (turn[op_a](values[0]), (3, 3), grid, last if source else (0, 0), order),
+                    (turn[op_b](values[1]), (3, 3), grid, (0, 0), other),
+                    (values[2], (4 - number % 2, 3), of_d, (0, 0), order),
+                )
+            )
+            post.meetings = 0
+            pb.matmul(a, b, c, alpha=2, beta=beta, op_a=op_a, op_b=op_b, out=c)
+            case = f"{op_a}{op_b} {order}{other} {dtype} {(m, n, k)} on {grid} to {of_d}"
+            check_array(c.allgather(), 2 * values[0] @ values[1] + beta * values[2], case)
+            assert post.meetings == 2, case  # this call's, and of allgather
+
+
 def direct_calls_without_mpi(group, ranks_per_node):
     """The same of a process group of PyTorch: messages go over sockets of the core's own."""
     with mock.patch.dict("os.environ", PBLASMP_RANKS_PER_NODE=str(ranks_per_node)):

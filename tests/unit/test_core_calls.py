@@ -370,6 +370,7 @@ def test_calls_on_random_sub_matrices(draw, size, nodes):
             "transposed": int(rng.choice([90, 1200])),
             "strip": 2,
             "equations": 16,
+            "dealt": int(rng.choice([1, 64])),
         }
         with changed_limits(tiny=tiny * int(rng.integers(2)), stay=0, portion=20, **limits):
             found = cases.compute(routine, given, into, **how)

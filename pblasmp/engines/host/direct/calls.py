@@ -113,13 +113,15 @@ class Limits(ctypes.Structure):
         meeting: multiplications of an update, or of a triangular product, that take as long as ranks that wait for
             each other.
         factoring: multiplications of an update that take as long as to factor a block of the diagonal.
+        dealt: indices of k that a process has, from which on between nodes what it has of both operands is a product of
+            its own: then neither is copied to have all of k side by side.
     """
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in (
             *("tiny", "stay", "portion", "handoff", "uncopied", "transposed", "strip", "equations", "lapack"),
-            *("cholesky", "width", "part", "rows", "meeting", "factoring"),
+            *("cholesky", "width", "part", "rows", "meeting", "factoring", "dealt"),
         )
     )
 
@@ -127,6 +129,7 @@ class Limits(ctypes.Structure):
 LIMITS = Limits(
     tiny=1 << 10, stay=1 << 13, portion=1 << 16, handoff=1 << 12, uncopied=1_000_000, transposed=1200, strip=120,
     equations=64, lapack=9_000_000, cholesky=1536, width=48, part=128, rows=8, meeting=470_000, factoring=240_000,
+    dealt=64,
 )  # fmt: skip
 _ELEMENTS = 1 << 16  # that a rank has room for, in at most two matrices
 
