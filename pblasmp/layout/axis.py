@@ -7,6 +7,7 @@ Source of the arithmetic: ScaLAPACK TOOLS (numroc, indxg2p, indxg2l, indxl2g).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -203,6 +204,13 @@ def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
     block = max(1, -(-extent // nprocs))
     full, rest = divmod(extent, block)
     return ((block,) * full + (rest,) + (0,) * nprocs)[:nprocs]
+
+
+def fault_of_shares(held: Sequence[int]) -> str:
+    """Return what is wrong with how many indices each rank holds, "" if they are dealt out evenly. Local."""
+    held, expected = [*held], [*even_counts(sum(held), len(held))]
+    how = f"expected {expected}, as pblasmp.tensor_parallel.shard splits them"
+    return "" if held == expected else f"the ranks hold {held} of {sum(held)}, {how}"
 
 
 axis = lru_cache(4096)(Axis)

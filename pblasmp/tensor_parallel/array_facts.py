@@ -15,7 +15,7 @@ from ..dtypes import FLOAT8, as_dtype, is_float8
 from ..engines.request import Options
 from ..errors import ArgumentError, LayoutError
 from ..layout import Grid, MatmulProblem, ParallelProblem
-from ..layout.axis import even_counts
+from ..layout.axis import even_counts, fault_of_shares
 from ..layout.schemes import Form
 from ..layout.value import changed
 from ..runtime.interop import as_typed
@@ -166,13 +166,9 @@ def check_rule(form: Form, firsts: Sequence[int], outputs: Sequence[int]) -> Non
 
     That is x's first dimension on each rank, or the outputs of each rank's weights.
     """
-    name, held = ("x", [*firsts]) if form == "allgather_matmul" else ("w", [*outputs])
-    expected = [*even_counts(sum(held), len(held))]
-    if held != expected:
-        raise LayoutError(
-            f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
-            "pblasmp.tensor_parallel.shard splits them"
-        )
+    name, held = ("x", firsts) if form == "allgather_matmul" else ("w", outputs)
+    if fault := fault_of_shares(held):
+        raise LayoutError(f"{name}: {fault}")
 
 
 def typed_operand(

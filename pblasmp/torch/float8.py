@@ -292,9 +292,8 @@ def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 @once
 def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
-    rest = (None,) * 16
     if gy is None:  # y was not used
-        return None, None, None, *rest
+        return None, None, None
     x8, w8, units = node.saved_tensors
     needs_x, needs_w, needs_bias, *_ = node.needs_input_grad
     form, name = node.form, node.context_name
@@ -305,7 +304,7 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
         gb = mine.sum(tuple(range(mine.ndim - 1)), dtype=torch.float32)
         gb = (sum_over_ranks(gb, name) if kind.scatters else gb).to(node.bias_dtype)
     if not needs_x and not needs_w:
-        return None, None, gb, *rest
+        return None, None, gb
     g8, of_g, history = cast_delayed(
         [mine], node.history, GRADIENT, name, f"{form}: gradient", "", node.gradients, node.margin, node.amax_algo,
         True, node.records, False,
@@ -332,7 +331,7 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
         gx, gw = beside(gy, operations, lambda: of_x()[0], lambda: (of_w(g8),))
     else:
         gx, gw = (of_x()[0], None) if needs_x else (None, of_w(g8))
-    return gx, gw, gb, *rest
+    return gx, gw, gb
 
 
 @operator(

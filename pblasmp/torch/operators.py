@@ -68,7 +68,7 @@ def _product_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
         )  # fmt: skip
         return found
 
-    return *_gradients(node, gy, Context.named(node.context_name), multiply), *(None,) * 8
+    return _gradients(node, gy, Context.named(node.context_name), multiply)
 
 
 def _gradients(

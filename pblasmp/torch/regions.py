@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError
+from ..layout.axis import fault_of_shares
 from ..tensor_parallel.call import check_context
 from .forms import count, own, refuse_transforms
 from .meshes import all_gather, reduce, reduce_scatter
@@ -147,12 +148,9 @@ def _total(mine: int, ctx: Context) -> int:
         with ctx.agreement("gather"):
             pass
         found: list[int] = ctx.comm.allgather(mine)
-    total: int = sum(found)
-    block = -(-total // ctx.size)
-    expected = [max(0, min(block, total - rank * block)) for rank in range(ctx.size)]
-    if found != expected:
-        raise ArgumentError(f"x: the ranks hold {found}, expected {expected}")
-    return total
+    if fault := fault_of_shares(found):
+        raise ArgumentError(f"x: {fault}")
+    return sum(found)
 
 
 def _region_fake(x: Tensor, name: str, forward: str, back: str, dim: int, total: int | None) -> Tensor:
@@ -176,7 +174,7 @@ def _region_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 @once
 def _region_back(node: Any, g: Tensor) -> Gradients:
     total = node.total if node.back == "gather" else None
-    return region(g, node.context_name, node.back, "same", node.dim, total), *(None,) * 5
+    return (region(g, node.context_name, node.back, "same", node.dim, total),)
 
 
 @operator(

@@ -36,8 +36,8 @@ def operator(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return what makes a function an operator of PyTorch, of its name. Local.
 
-    ``fake`` returns tensors of the results' shapes; ``back`` and ``saves`` return the gradients, and save what that
-    needs; None: it has none. No result may share memory with an operand or another result.
+    ``fake`` returns tensors of the results' shapes; ``back`` returns the gradients of the first operands, the others
+    have none, and ``saves`` saves what that needs. No result may share memory with an operand or another result.
 
     Operators of ``torch.library.custom_op`` take three times as long to call: they look for aliases among results each
     time, and go through two functions more, also where no gradient is needed, as in all that is compiled.
@@ -62,6 +62,7 @@ def _differentiable(
     made: Any, compute: Callable[..., Any], back: Callable[..., Gradients], saves: Callable[..., None]
 ) -> Callable[..., Any]:
     """Return what an operator does where gradients may be needed. Local."""
+    operands = len(made._schema.arguments) + 1  # and the keys
     below, after = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
 
     def forward(*given: Any) -> Any:
@@ -76,7 +77,8 @@ def _differentiable(
 
         @staticmethod
         def backward(node: Any, *gradients: Any) -> Gradients:
-            return *back(node, *gradients), None
+            found = back(node, *gradients)
+            return *found, *(None,) * (operands - len(found))
 
     Differentiable.forward = staticmethod(forward)
     Differentiable.__name__ = f"{made.name()}.autograd"

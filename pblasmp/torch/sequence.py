@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..errors import ArgumentError
-from ..tensor_parallel import shard
+from ..layout.axis import fault_of_shares
 from .meshes import context_of, gradient_of, on_mesh, split_of
 from .registry import Gradients, once
 from .wholes import check_parameters, tied
@@ -235,8 +235,6 @@ def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
     counts[mesh.get_local_rank()] = mine
     _sum(counts, mesh, f"{tuple(counts.shape)}")
     found: list[int] = counts.tolist()
-    expected = [shard(sum(found), ranks, rank) for rank in range(ranks)]
-    lengths = [part.stop - part.start for part in expected]
-    if found != lengths:
-        raise ArgumentError(f"SequenceParallel: the ranks have {found} tokens, expected {lengths}")
+    if fault := fault_of_shares(found):
+        raise ArgumentError(f"SequenceParallel: of the tokens {fault}")
     return sum(found)

@@ -18,8 +18,9 @@ from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.call import check_context
 from .forms import count, own, refuse_transforms
-from .meshes import all_gather, local, reduce, reduce_scatter
+from .meshes import local, reduce, reduce_scatter
 from .parameters import ParallelModule, agreed
+from .regions import region
 from .registry import Gradients, once, operator
 
 if TYPE_CHECKING:
@@ -297,14 +298,14 @@ def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     (words,) = node.saved_tensors
     if node.scatter:
-        gy = gather_rows(gy, node.context_name, words.shape[0])
+        gy = region(gy, node.context_name, "gather", "same", 0, words.shape[0])
     first = own(node.total, Context.named(node.context_name)).start
     here = (words >= first) & (words < first + node.rows) & (words != node.padding)
     index = torch.where(here, words - first, node.rows).reshape(-1)  # an extra row for all other words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
         0, index, gy.reshape(index.shape[0], gy.shape[-1])
     )
-    return None, gw[: node.rows], None, None, None, None
+    return None, gw[: node.rows]
 
 
 @operator(
@@ -331,20 +332,6 @@ def vocab_embedding(
         else:
             rows = weight.new_zeros((*words.shape, weight.shape[-1]))
         return reduce_scatter(rows, ctx) if scatter else reduce(rows, ctx)
-
-
-def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
-    return x.new_empty((total, *x.shape[1:]))
-
-
-@operator("(Tensor x, str ctx, SymInt total) -> Tensor", _gather_rows_fake)
-def gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    """Return the gradient of all rows from the ranks' parts. Collective over the context."""
-    ctx, call = Context.named(name), f"{_EMBEDDING}: gradient"
-    with ctx.running(call):
-        with ctx.agreement(call) as facts:
-            facts["gradient"] = f"{total} of {tuple(x.shape[1:])} {x.dtype}"
-        return all_gather(x, ctx, total)
 
 
 # -- cross entropy: of each token, the largest logit, the sum of exponentials, the logit of its target, and with label
@@ -378,9 +365,8 @@ def _losses_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 @once
 def _losses_back(node: Any, g: Tensor | None, *_: None) -> Gradients:
-    nothing = (None,) * 5
     if g is None:
-        return None, *nothing
+        return (None,)
     logits, target, weight, logarithm, (first, total) = node.saved_tensors
     words = torch.arange(logits.shape[-1], device=logits.device) + first
     hit = (target[..., None] == words).to(g.dtype)
@@ -397,7 +383,7 @@ def _losses_back(node: Any, g: Tensor | None, *_: None) -> Gradients:
         )
         gradient = (1 - node.smoothing) * gradient + spread * probabilities - share * mine
     gradient = torch.where((target == node.ignore)[..., None], 0, gradient * g[..., None])
-    return gradient.to(logits.dtype), *nothing
+    return (gradient.to(logits.dtype),)
 
 
 @operator(
