@@ -177,6 +177,12 @@ class Ranks:
         return Hashed(Hashed(range(first, min(first + self.per_node, self.size))) for first in firsts)
 
 
+    @cached_property
+    def known(self) -> dict[Hashable, tuple[int, int, Shapes]]:
+        """What the updates of panels count, by their extents: see ``DryOperations.repeat``."""
+        return {}
+
+
 class _OneOfMany(Serial):
     """The communicator of a rank that is never asked for more than its own."""
 
@@ -366,11 +372,11 @@ class DryOperations(HostOperations):
         empty_like=np.empty_like,
     )
 
-    def __init__(self, cores: int, kept: Kept) -> None:
-        super().__init__("scipy", kept, cores)  # type: ignore[arg-type]
+    def __init__(self, ranks: Ranks, kept: Kept) -> None:
+        super().__init__("scipy", kept, ranks.cores or ranks.per_node)  # type: ignore[arg-type]
         self.flops = 0
         self.shapes: Shapes = Counter()
-        self._known: dict[Hashable, tuple[int, int, Shapes]] = {}
+        self._known = ranks.known
 
     def repeat(self, extents: Hashable, count: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Count something by ``count``, or as before if its extents were counted already. Local."""
@@ -486,7 +492,7 @@ class DryEngine(HostEngine):
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.why = "a dry run"
         self.transport: Any = self._transport(ranks, rank)
-        self.operations: Any = self._operations(ranks.cores or ranks.per_node, self.transport.kept)
+        self.operations: Any = self._operations(ranks, self.transport.kept)
         self.xp: Any = self.operations.xp
 
     def to_host(self, array: Any, out: Any = None) -> Any:  # noqa: ARG002
