@@ -18,6 +18,7 @@ import pblasmp as pb
 
 from ..comm import nodes_of
 from ..context import Context
+from ..drawing.labels import OPS, terms
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choose import EngineName
 from ..errors import ArgumentError
@@ -279,11 +280,8 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
         f"{rows} × {cols}, {order} order"
         for (rows, cols), order in zip(result["shapes"], result["orders"], strict=True)
     )
-    terms = _scaled(options.alpha, f"{_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b})")
-    if options.beta:
-        added = _scaled(options.beta, "C")
-        terms += f" - {added[1:]}" if added.startswith("-") else f" + {added}"
-    yield "product", f"D ({d}) = {terms}"
+    product = f"A{OPS[options.op_a]} ({a}) · B{OPS[options.op_b]} ({b})"
+    yield "product", f"D ({d}) = {terms(options.alpha, product, options.beta)}"
     nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
@@ -322,15 +320,3 @@ def _verdict(result: dict[str, Any]) -> str:
 
 def _rate(flops: int, seconds: float) -> str:
     return f"{flops / seconds / 1e9 if seconds else 0:.1f} GFLOP/s"
-
-
-def _scaled(factor: complex, term: str) -> str:
-    """Return a term with its factor, as the command line takes it; 1 is left out."""
-    number = complex(factor)
-    if number.imag:
-        return f"({number:.15g}) {term}"
-    return {1.0: term, -1.0: f"-{term}"}.get(number.real, f"{number.real:.15g} {term}")
-
-
-def _term(name: str, op: str) -> str:
-    return {"N": name, "T": f"{name}ᵀ", "C": f"{name}ᴴ"}[op]

@@ -176,7 +176,6 @@ class Ranks:
         firsts = range(0, self.size, self.per_node)
         return Hashed(Hashed(range(first, min(first + self.per_node, self.size))) for first in firsts)
 
-
     @cached_property
     def known(self) -> dict[Hashable, tuple[int, int, Shapes]]:
         """What the updates of panels count, by their extents: see ``DryOperations.repeat``."""

@@ -128,23 +128,32 @@ def formula(file: ProblemFile) -> str:
         return str(p)
     if isinstance(p, Level3Problem):
         return p.traits.formula
-    ops = {"N": "", "T": "ᵀ", "C": "ᴴ"}
-    text = f"D = {_factor(file.alpha)}A{ops[p.op_a]} B{ops[p.op_b]}"
-    if p.c is None or file.beta == 0:
+    product = f"A{OPS[p.op_a]} B{OPS[p.op_b]}"
+    return f"D = {terms(file.alpha, product, 0 if p.c is None else file.beta)}"
+
+
+OPS = {"N": "", "T": "ᵀ", "C": "ᴴ"}
+"""What is written after a matrix for each op."""
+
+
+def terms(alpha: complex, product: str, beta: complex) -> str:
+    """Return a product and C with their factors: 2 Aᵀ B - C. Local."""
+    text = f"{_factor(alpha)}{product}"
+    if beta == 0:
         return text
-    beta = _factor(file.beta)
-    return f"{text} - {beta[1:].lstrip()}C" if beta.startswith("-") else f"{text} + {beta}C"
+    of_c = _factor(beta)
+    return f"{text} - {of_c[1:].lstrip()}C" if of_c.startswith("-") else f"{text} + {of_c}C"
 
 
 def _factor(value: complex) -> str:
     """Return how a scalar is written before a matrix: "3 ", "-", "(1 - 2i) ", nothing for 1."""
     real, imag = complex(value).real, complex(value).imag
     if imag == 0:
-        return {1.0: "", -1.0: "-"}.get(real, f"{real:g} ")
+        return {1.0: "", -1.0: "-"}.get(real, f"{real:.15g} ")
     if real == 0:
-        return {1.0: "i ", -1.0: "-i "}.get(imag, f"{imag:g}i ")
-    size = "" if abs(imag) == 1 else f"{abs(imag):g}"
-    return f"({real:g} {'+' if imag > 0 else '-'} {size}i) "
+        return {1.0: "i ", -1.0: "-i "}.get(imag, f"{imag:.15g}i ")
+    size = "" if abs(imag) == 1 else f"{abs(imag):.15g}"
+    return f"({real:.15g} {'+' if imag > 0 else '-'} {size}i) "
 
 
 def sizes(file: ProblemFile) -> str:

@@ -223,7 +223,7 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
     [
         (["--alpha", -2, "--beta", 0.5], "-2 A {a} · B {b} + 0.5 C"),
         (["--trans", "TN", "--alpha", -1, "--beta", -1], "-Aᵀ {a} · B {b} - C"),
-        (["--dtype", "complex128", "--alpha", "1-2j", "--beta", 0], "(1-2j) A {a} · B {b}"),
+        (["--dtype", "complex128", "--alpha", "1-2j", "--beta", 0], "(1 - 2i) A {a} · B {b}"),
     ],
 )
 def test_the_formula_that_was_computed(pblasmp, tmp_path, given, formula):
