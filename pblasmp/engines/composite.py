@@ -42,7 +42,6 @@ class QueuedProduct(Product):
 
     @cached_property
     def graphs(self) -> Graphs | None:
-        """The store of its CUDA graphs; None if the engine has none."""
         return self._engine.graphs()
 
 
@@ -104,11 +103,9 @@ class Composite(QueuedProduct):
         return super().why_no_graph() or next(filter(None, (x.why_no_graph() for x in self._products)), "")
 
     def bind(self, operands: Operands) -> Bound:
-        """Return what runs it on these arrays. Local."""
         return _BoundSteps(self, operands)
 
     def close(self) -> None:
-        """Free what the steps hold. Collective over the context."""
         super().close()
         self._steps.clear()
         self._own.clear()
@@ -156,7 +153,6 @@ class WrappedProduct(Composite):
         return self._product.path
 
     def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         return self._product.misfit(name, array)
 
 
@@ -228,7 +224,6 @@ class MovedProduct(WrappedProduct):
         return self._reasons + self._product.notes
 
     def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         if name in self._moves:
             return self._moves[name].misfit("a", array)
         return super().misfit(name, array)

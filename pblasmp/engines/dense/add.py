@@ -135,7 +135,6 @@ class SumProduct(QueuedProduct):
         return [(at, min(at + width, d.cols.extent)) for at in range(0, max(1, d.cols.extent), width)]
 
     def _queue(self, operands: Operands) -> None:
-        """Compute D, which may be C."""
         a, c, d = operands.a, operands.c, operands.d
         x = a.T if self._flip else a
         known = self._copies(x) if self._shared else {self._rank: x}

@@ -371,11 +371,9 @@ class OwnPanels(FactorPanels):
         self.engine, self.array, self.given = engine, array, given
 
     def own(self, k: int) -> Array:
-        """Return panel ``k``, one of this rank's. Local."""
         return self.run((k,))
 
     def run(self, numbers: Sequence[int]) -> Array:
-        """Return adjacent panels of this rank as one array. Local."""
         shape = self.shape
         last, stop = shape.bounds(numbers[-1])
         rounds = ((k // shape.group // shape.across, k % shape.group) for k in (numbers[0], numbers[-1]))

@@ -91,7 +91,6 @@ class SlabProduct(QueuedProduct):
         )
 
     def why_no_graph(self) -> str:
-        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
         return super().why_no_graph() or self._why_no_graph
 
     def _queue(self, operands: Operands) -> None:

@@ -111,7 +111,6 @@ class SolveProduct(QueuedProduct):
         self.workspace = engine.operations.workspace(nbytes)
 
     def _queue(self, operands: Operands) -> None:
-        """Solve for D, which may be B."""
         b, d = operands.b, operands.d
         if not self._panels.panels:
             d[...] = 0

@@ -83,11 +83,9 @@ class SplitPanels(OwnPanels):
 
     @property
     def rows(self) -> Array:
-        """Which rows of the matrix this rank has. Local."""
         return self._rows.globals(self.row)
 
     def upto(self, row: int) -> int:
-        """Return how many of this rank's rows come before a row of the matrix. Local."""
         return self._upto(row, self.row)
 
     def _upto(self, row: int, process_row: int) -> int:
@@ -107,11 +105,9 @@ class SplitPanels(OwnPanels):
         return slice(self.upto(start), self.upto(stop))
 
     def arrays(self) -> list[Array]:
-        """Return this rank's part of the matrix. Local."""
         return [self.array] if self.mine else []
 
     def set_identity(self, xp: Any) -> None:
-        """Write the identity, or its first columns. Local."""
         self.array[...] = 0
         cols = self._cols.globals(self._col)
         _, i, j = np.intersect1d(self.rows, cols, assume_unique=True, return_indices=True)
@@ -125,7 +121,6 @@ class SplitPanels(OwnPanels):
         return self.outbox.temporary(name, (rows, cols), self.dtype)
 
     def square(self, k: int) -> Array:
-        """Return the diagonal block of panel ``k``, or no rows of it if another process row has it. Local."""
         starts = self.starts
         return self.own(k)[starts[k] : starts[k + 1]]
 
@@ -142,7 +137,6 @@ class SplitPanels(OwnPanels):
         return not self.engine.traits.queues and super().failed(k)
 
     def settle(self) -> None:
-        """Wait until all is sent. Local."""
         self.outbox.settle()
 
     # -- how panels travel

@@ -142,7 +142,6 @@ class StationaryProduct(QueuedProduct):
                 yield transport.exchange(partial, self._seen.result, self._dtype), ranks[:, 0].tolist()
 
     def _queue(self, operands: Operands) -> None:
-        """Compute D, which may be C, or B of trmm, from the local arrays. Collective over the ranks."""
         operations, total = self._engine.operations, self._sum(operands)
         if self._rank >= self._p.d.grid.size:
             return

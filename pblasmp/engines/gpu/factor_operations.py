@@ -75,7 +75,6 @@ class GpuFactorOperations(GpuOperations):
 
     @contextmanager
     def factoring(self) -> Iterator[None]:
-        """Return a context in which cuBLAS multiplies, not cuBLASLt, which prepares what is repeated. Local."""
         before, self._factors = self._factors, True
         try:
             yield
@@ -83,7 +82,6 @@ class GpuFactorOperations(GpuOperations):
             self._factors = before
 
     def coarse(self) -> AbstractContextManager[None]:
-        """Return a context in which cuBLAS multiplies float32 and complex64 in TF32. Local."""
         return self._products.in_tf32()
 
     def panel_width(self, order: int) -> int:
@@ -256,7 +254,6 @@ class GpuFactorOperations(GpuOperations):
     # -- LU
 
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
-        """Queue the factorization of a panel of any matrix. Local."""
         least = min(a.shape)
         if not least:
             return
@@ -287,7 +284,6 @@ class GpuFactorOperations(GpuOperations):
         self.kernels.swap(stream, a[middle:, start:middle], pivots[middle:stop], first + middle)
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Queue exchanges of rows. Local."""
         if a.size and first < last:
             if self._lane == "main":
                 self._runtime.follow_stream()
@@ -300,7 +296,6 @@ class GpuFactorOperations(GpuOperations):
     # -- QR
 
     def geqrt(self, a: Array, t: Array) -> None:
-        """Queue the QR factorization of a panel. Local."""
         rows, cols = a.shape
         if not cols:
             return

@@ -108,7 +108,6 @@ class GpuEngine(Engine):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the runs so far did otherwise than planned. Local."""
         return self.operations.remarks
 
     @property
@@ -131,12 +130,10 @@ class GpuEngine(Engine):
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
-        """Return an uninitialized local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
         with self.on_device():
             return self.session.cublasmp.empty(shape, dtype, order, ld, symmetric=symmetric)
 
     def lifetime(self) -> Callable[[], None]:
-        """Return a function to be called before arrays that are made from now on are freed. Local."""
         self.runtime.arena.begin()
         return partial(self.runtime.settle, self.xp.cuda.get_current_stream())
 
@@ -146,7 +143,6 @@ class GpuEngine(Engine):
         self.session.cublasmp.recycle(array)
 
     def take_over(self, array: Any, dtype: np.dtype | None = None) -> Any:
-        """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
         cupy = self.xp
         try:
             if not isinstance(array, cupy.ndarray):
@@ -165,7 +161,6 @@ class GpuEngine(Engine):
         return array
 
     def at(self, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> Any:
-        """Return an array over memory that it does not keep, rows ``ld`` entries apart, if not tight. Local."""
         if 0 in shape:
             return self.xp.empty(shape, stored_dtype(dtype))
         (rows, cols), cuda, item = shape, self.xp.cuda, dtype.itemsize
@@ -174,7 +169,6 @@ class GpuEngine(Engine):
         return self.xp.ndarray(shape, stored_dtype(dtype), cuda.MemoryPointer(memory, 0), (down, item))
 
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return a NumPy copy of the values, or ``out`` with them. Local."""
         room = out.view(np.uint8) if out is not None and is_float8(out.dtype) else out
         with self.on_device():
             if self._copies.takes(array):
@@ -188,7 +182,6 @@ class GpuEngine(Engine):
         return values if out is None else out
 
     def from_host(self, array: Any, values: NDArray[Any]) -> None:
-        """Write ``values`` into ``array``. Local."""
         if not array.size:
             return
         if is_float8(values.dtype):
@@ -200,11 +193,9 @@ class GpuEngine(Engine):
                 array[...] = self.xp.asarray(values.astype(array.dtype, copy=False))
 
     def like_on_host(self, array: Any) -> NDArray[Any]:
-        """Return a new array of its shape, type and memory order. Local."""
         return np.empty(array.shape, array.dtype, order="F" if array.strides[0] < array.strides[1] else "C")
 
     def overlap(self, a: Any, b: Any) -> bool:
-        """Return whether two local arrays have an element in common. Local."""
         return self.session.cublasmp.overlap(a, b)
 
     def on_device(self) -> AbstractContextManager[Any]:
@@ -218,7 +209,6 @@ class GpuEngine(Engine):
         return arena.current(arena.external(handle, device))
 
     def graphs(self) -> Recordings:
-        """Return a store for a product's CUDA graphs. Local."""
         return self.session.recordings()
 
     def synchronize(self) -> None:
@@ -233,7 +223,6 @@ class GpuEngine(Engine):
         arrays: tuple[Any, Any],
         part: Trapezoid | None = None,
     ) -> Product:
-        """Prepare a move on the GPUs. Collective over the context."""
         converts = source.dtype != target.dtype and (is_float8(source.dtype) or is_float8(target.dtype))
         if 0 in source.shape or (not converts and source.same_places(target)):
             return _LocalCopy(self, part_mask(part, target, self.runtime.rank))
@@ -243,7 +232,6 @@ class GpuEngine(Engine):
         return ExchangeMove(self, source, target, part, way)
 
     def close(self) -> None:
-        """Free everything, last made first. Collective over the context."""
         self._copies.close()
         self.session.close()
 
@@ -319,7 +307,6 @@ class _ConvertedMove(Composite):
         return False
 
     def misfit(self, name: str, array: Any) -> str:
-        """Return why ``array`` cannot replace the planned operand, or an empty string. Local."""
         return self._products[0].misfit(name, array) if self._late else ""
 
 

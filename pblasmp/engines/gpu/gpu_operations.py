@@ -72,12 +72,10 @@ class GpuOperations:
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int, *, apart: bool = False, follows: bool = False) -> Workspace:
-        """Return ``nbytes`` and the workspaces of local products, on the device. Local."""
         lanes = {_LANES[0], *(_BESIDE if follows else _LANES)} if apart else _LANES[:1]
         return Workspace(nbytes + len(lanes) * WORKSPACE_BYTES, 0)
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
-        """Return an array in the buffer ``name``, which all products share. Local."""
         nbytes = math.prod(shape) * dtype.itemsize
         flat: Array = self.bytes(name, nbytes)[:nbytes].view(stored_dtype(dtype))
         return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
@@ -88,11 +86,9 @@ class GpuOperations:
         return self._runtime.arena.buffer(owner, name, nbytes)
 
     def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
         return stored_dtype(dtype)
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``: operands are multiplied as they are stored. Local."""
         return dtype
 
     def multiplies(self, dtype: np.dtype) -> np.dtype:
@@ -106,11 +102,9 @@ class GpuOperations:
         d[...] = to_bits(self.xp, x, dtype) if is_float8(dtype) else x
 
     def writes(self, dtype: np.dtype) -> bool:
-        """Return whether cuBLAS writes results of ``dtype``. Local."""
         return not is_float8(dtype)
 
     def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
-        """Return ``array`` or, for 8-bit floats, their values in the buffer ``name``. Local."""
         wide = self.multiplies(dtype)
         if wide == dtype:
             return array
@@ -125,7 +119,6 @@ class GpuOperations:
         return values.T if transposed else values
 
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:
-        """Return why products of ``dtype`` cannot be summed in ``compute``, or an empty string. Local."""
         try:
             compute_type(self.multiplies(dtype), compute)
         except UnsupportedError as error:
@@ -315,7 +308,6 @@ class GpuOperations:
             self._lane = before
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
-        """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""
         side, uplo, trans, m, n, lda, ldx = trsm_words(a, x, lower=lower)
         if m == 0 or n == 0:
             return

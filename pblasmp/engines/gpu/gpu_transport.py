@@ -54,7 +54,6 @@ class GpuTransport(Transport):
 
     @property
     def domains(self) -> Sequence[tuple[int, ...]]:
-        """See ``Session.domains``."""
         return self._session.domains
 
     @property
@@ -155,7 +154,6 @@ class GpuTransport(Transport):
         gpu.kernels.move(stream, moves(to, of, lines, runs), conjugate=dst.itemsize if conjugate else 0)
 
     def sum_ranks(self, array: Array) -> None:
-        """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
         if self.size == 1 or array.size == 0:
             return
         self._runtime.follow_stream()
@@ -165,7 +163,6 @@ class GpuTransport(Transport):
         """Do nothing: GPUs share no buffers. Local."""
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:
-        """Return at least ``nbytes`` of the buffer ``name``. Local."""
         return self._operations.bytes(name, nbytes, "transport")
 
     def _available(self) -> int:

@@ -120,7 +120,6 @@ class QueuedPanels(OwnPanels):
             yield first, rest
 
     def joined(self, first: int, k: int) -> Array:
-        """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
         return self._side_by_side(first, k, self.shape.bounds(first)[0], self.shape.rows)
 
     def _side_by_side(self, first: int, k: int, top: int, stop: int) -> Array:
@@ -204,7 +203,6 @@ class QueuedPanels(OwnPanels):
         return self._buffers[self._slot(k)][at : at + rows * (stop - first)].reshape(stop - first, rows).T
 
     def fetch(self, k: int) -> Array:
-        """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
         top = self._top(k)
         return self._fetched(k, top, self.shape.rows)[self.shape.bounds(k)[0] - top :]
 
@@ -242,14 +240,12 @@ class QueuedPanels(OwnPanels):
             yield tuple(range(first, min(first + self._together, self.shape.panels)))
 
     def strip(self, numbers: Sequence[int], rows: slice) -> Array:
-        """Return rows of panels side by side; see ``again``."""
         for k in numbers:
             self.again(k, rows)
         first, stop, _ = rows.indices(self.shape.rows)
         return self._side_by_side(numbers[0], numbers[-1], first, stop)
 
     def above_kept(self) -> AbstractContextManager[None]:
-        """Return a context at whose end what was above the diagonal is there again, in the caller's array. Local."""
         return self._with_squares() if self.given else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -389,13 +385,11 @@ class GridPanels(QueuedPanels):
         return parts
 
     def fetch(self, k: int) -> Parts:
-        """Return panel ``k`` from its diagonal on: the caller's stream waits until it is there. Local to queue."""
         self._arrived(k)
         parts, begin = self._parts(k, k), self._first(k)
         return [part[starts[k] - starts[begin] :] for part, starts in zip(parts, self._starts, strict=True)]
 
     def joined(self, first: int, k: int) -> Parts:
-        """Return panels ``first`` to ``k`` side by side, from the first one's diagonal on. Local."""
         return self._parts(first, k)
 
     def subtract(self, operations: Any, panel: Parts, k: int, blocks: Sequence[Sequence[int]]) -> None:

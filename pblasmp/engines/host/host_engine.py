@@ -140,7 +140,6 @@ class HostEngine(Engine):
         *,
         symmetric: bool = False,
     ) -> NDArray[Any]:
-        """Return an uninitialized local array with leading dimension ``ld``. Local."""
         rows, cols = shape
         try:
             if order == "C":
@@ -150,17 +149,12 @@ class HostEngine(Engine):
             raise MemoryError(f"a local array of {rows} × {cols} {dtype.name}: {error}") from None
 
     def take_over(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
-        """Return a NumPy array over the memory of ``array``: NumPy's, or any array in the host's memory. Local.
-
-        Bytes become the 8-bit floats that ``dtype`` says they are.
-        """
         adopted = self._shared(array)
         if dtype is not None and is_float8(dtype) and adopted.dtype == np.uint8:
             return adopted.view(dtype)
         return adopted
 
     def at(self, address: int, shape: tuple[int, int], dtype: np.dtype, ld: int = 0) -> NDArray[Any]:
-        """Return an array over memory that it does not keep, rows ``ld`` entries apart, if not tight. Local."""
         if 0 in shape:
             return np.empty(shape, dtype)
         item = dtype.itemsize
@@ -190,7 +184,6 @@ class HostEngine(Engine):
         arrays: CellArrays,
         dtype: np.dtype,
     ) -> None:
-        """Move arrays to other ranks. Collective."""
         Exchange(self._comm, src, dst, dtype).run(values, arrays)
 
     def get(
@@ -201,27 +194,22 @@ class HostEngine(Engine):
         values: CellArrays,
         dtype: np.dtype,
     ) -> None:
-        """Move arrays to other ranks. Collective."""
         Exchange(self._comm, src, dst, dtype).run(arrays, values)
 
     def to_host(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return ``array``, or ``out`` with its values. Local."""
         if out is None:
             return array
         out[...] = array
         return out
 
     def like_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return ``array``. Local."""
         return array
 
     def from_host(self, array: NDArray[Any], values: NDArray[Any]) -> None:
-        """Write ``values`` into ``array``. Local."""
         if array is not values:
             array[...] = values
 
     def overlap(self, a: NDArray[Any], b: NDArray[Any]) -> bool:
-        """Return whether two local arrays have an element in common. Local."""
         return overlap(a, b)
 
     def prepare_move(
@@ -231,7 +219,6 @@ class HostEngine(Engine):
         arrays: tuple[NDArray[Any], NDArray[Any]],
         part: Trapezoid | None = None,
     ) -> ExchangeMove:
-        """Prepare a move by MPI. Local."""
         return ExchangeMove(self, source, target, part)
 
     def can_idle(self) -> bool:
@@ -253,7 +240,6 @@ class HostEngine(Engine):
         self.resume()
 
     def close(self) -> None:
-        """Free shared memory and give BLAS its threads back. Collective over the context."""
         for library in self.mpi_libraries.values():
             if not isinstance(library, str):
                 library.close()

@@ -68,11 +68,9 @@ class HostOperations(Operations):
         self._library, self._buffers, self.workers = library, buffers, workers
 
     def workspace(self, nbytes: int, *, apart: bool = False, follows: bool = False) -> Workspace:
-        """Return ``nbytes`` on the host. Local."""
         return Workspace(0, nbytes)
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
-        """Return an array in the buffer ``name``. Local."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._buffers.get(f"scratch {name}", nbytes, shared=False)
         return memory[:nbytes].view(dtype).reshape(shape, order=order)  # type: ignore[call-overload, no-any-return]
@@ -84,19 +82,15 @@ class HostOperations(Operations):
     multiplies = slab_dtype
 
     def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
-        """Write ``x`` into ``d``. Local."""
         d[...] = x
 
     def writes(self, dtype: np.dtype) -> bool:
-        """Return whether BLAS has the type. Local."""
         return accumulation_dtype(dtype) == dtype
 
     def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
-        """Return ``array`` in the type that BLAS multiplies. Local."""
         return array.astype(self.multiplies(dtype), copy=False)
 
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:
-        """Return why ``compute`` is refused, or an empty string if it is None. Local."""
         return (
             "" if compute is None else f"compute: the host engine takes only None, got {short_repr(compute)}"
         )
@@ -111,7 +105,6 @@ class HostOperations(Operations):
         compute: str | None = None,
         c: Array | None = None,
     ) -> None:
-        """Compute ``d = alpha a b + beta c``. Local."""
         if c is not None and beta != 0:
             self.copy_where(d, c, None)
         exact = accumulation_dtype(d.dtype)
@@ -126,7 +119,6 @@ class HostOperations(Operations):
         d[...] = target
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
-        """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
 
     def panel_width(self, order: int) -> int:
@@ -134,7 +126,6 @@ class HostOperations(Operations):
         return self.factor_width or (_WIDTH if order < _LARGE else _LARGE_WIDTH)
 
     def potrf(self, a: Array, info: Array, first: int) -> None:
-        """Factor a panel of a positive definite matrix. Local."""
         n = a.shape[1]
         square, below = a[:n], a[n:]
         found = blas.potrf(self._library, square, lower=True)
@@ -147,7 +138,6 @@ class HostOperations(Operations):
             self.trsm(1, left, below.T, lower=True, unit=False)
 
     def getrf(self, a: Array, pivots: Array, info: Array, first: int) -> None:
-        """Factor a panel of any matrix. Local."""
         found = blas.getrf(self._library, a, pivots)
         blas.legal_pivots(pivots, len(a))
         pivots += first
@@ -155,7 +145,6 @@ class HostOperations(Operations):
             info[0] = first + found
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows of ``a`` with those that ``pivots`` names. Local."""
         blas.laswp(self._library, a, first, last, pivots, back=back)
 
     def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
@@ -163,16 +152,13 @@ class HostOperations(Operations):
         return exchanged_rows(pivots, first)
 
     def geqrt(self, a: Array, t: Array) -> None:
-        """Replace ``a`` by R and Householder vectors, and write their T. Local."""
         blas.geqrt(self._library, a, t)
 
     def gemqrt(self, v: Array, t: Array, x: Array, *, adjoint: bool) -> None:
-        """Replace ``x`` by its product with the reflectors of a panel. Local."""
         work = self.scratch("reflected", (x.shape[1], len(t)), x.dtype, "F")
         blas.gemqrt(self._library, v, t, x, work, adjoint=adjoint)
 
     def larft(self, v: Array, tau: Array, t: Array) -> None:
-        """Write the T of Householder vectors. Local."""
         blas.larft(self._library, v, tau, t)
 
     def block_reflector(self, products: Array, tau: Array, t: Array) -> None:
@@ -183,7 +169,6 @@ class HostOperations(Operations):
             t[i, i] = factor
 
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
-        """Copy ``src`` where ``mask`` is true. Local."""
         np.copyto(dst, src, where=True if mask is None else mask)
 
     def multiply_part(self, *_about: Any) -> bool:
@@ -201,7 +186,6 @@ class HostOperations(Operations):
         *,
         conjugate: bool,
     ) -> None:
-        """Write ``alpha x + beta c`` into a part of ``d``. Local."""
         if d.strides[0] > d.strides[1]:
             d, x, c, part = d.T, x.T, c.T, part and part.T
         if part is None:

@@ -91,7 +91,6 @@ class HostTransport(Transport):
         self._free = self._read_at = 0.0
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
-        """Start messages. Local."""
         requests = [request for array, rank in receives for request in self.comm.irecv(array, rank)]
         requests += [request for array, rank in sends for request in self.comm.isend(array, rank)]
         return _MpiMessages(self.comm, requests, [array for array, _ in (*sends, *receives)])
@@ -124,7 +123,6 @@ class HostTransport(Transport):
         self.comm.board.arrive()
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
-        """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
         return self._buffers.get(f"transport {name}", nbytes, shared=shared)
 
     def progress(self, flags: NDArray[np.int64]) -> Progress:
@@ -136,7 +134,6 @@ class HostTransport(Transport):
         await_flag(self.comm, address)
 
     def holds(self, name: str, nbytes: int) -> bool:
-        """Return whether the shared buffer ``name`` is that large, as it is on all ranks of the node then. Local."""
         return self._buffers.holds(f"transport {name}", nbytes)
 
     def _available(self) -> int:

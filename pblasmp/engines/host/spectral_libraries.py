@@ -321,7 +321,6 @@ class LibraryMethod(SpectralMethod):
         self._library, self._product, self._misfit = library, product, misfit
 
     def serves(self, problem: AnyProblem) -> bool:
-        """Return whether the library computes this. Local."""
         return isinstance(problem, FactorProblem) and problem.routine in self._routines
 
     def refusal(

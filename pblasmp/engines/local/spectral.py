@@ -30,7 +30,6 @@ class SpectralMethod(Method):
     """Computes eigenvalues and singular values."""
 
     def serves(self, problem: AnyProblem) -> bool:
-        """Return whether these are eigenvalues or singular values. Local."""
         return isinstance(problem, FactorProblem) and problem.routine in ("eigh", "svd")
 
 
@@ -254,7 +253,6 @@ class OneRankMethod(SpectralMethod):
     def prepare(
         self, engine: Engine, problem: FactorProblem, options: Options, operands: Operands
     ) -> Product:
-        """Prepare the product. Collective over the context."""
         return self._product(engine, problem)
 
 

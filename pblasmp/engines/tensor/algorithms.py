@@ -232,7 +232,6 @@ class MessageMethod(TensorMethod):
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
-        """Return why the products here cannot be taken, or an empty string. Local."""
         size = engine.transport.size
         if problem.size != size:
             return f"the operands are on {problem.size} ranks; this algorithm needs all {size}"
@@ -257,7 +256,6 @@ class MessageMethod(TensorMethod):
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> ParallelProduct:
-        """Return the product by messages. Local."""
         kinds = {"allgather_matmul": MessageGather, "matmul_allgather": MessageOutput}
         return kinds.get(problem.form, MessageSum)(engine, problem, options)
 
@@ -536,7 +534,6 @@ class SharedMemoryMethod(TensorMethod):
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> ParallelProduct:
-        """Return the product. Local."""
         kinds = self._kinds if len(engine.transport.nodes) == 1 else self._between_nodes
         return kinds[problem.form](engine, problem, options)
 

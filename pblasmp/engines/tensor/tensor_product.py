@@ -172,7 +172,6 @@ class TensorProduct(Product, Generic[OperandsT]):
         self._prepare()
 
     def resized(self, problem: ParallelProblem, *, once: bool = True) -> Self | None:
-        """Return the same product of other sizes, without the other ranks; None if they must be asked. Local."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, p=problem, own={}, shared={}, once=once)
         for name in ("graphs", "added"):
@@ -274,7 +273,6 @@ class ParallelProduct(TensorProduct[Operands]):
     # -- tools
 
     def part(self, operands: Operands, x: Array, d: Array) -> None:
-        """Compute ``d = alpha x W``."""
         self._sum(operands, x, operands.b, None, d)
 
     def whole(
@@ -313,7 +311,6 @@ class ParallelProduct(TensorProduct[Operands]):
                 out[at] = total
 
     def copy_all(self, copies: Iterable[tuple[Array, Array]]) -> None:
-        """Make copies, each to a matrix and of one."""
         for to, of in copies:
             to[...] = of
 
@@ -332,7 +329,6 @@ class ParallelProduct(TensorProduct[Operands]):
         return found
 
     def everyones(self, name: str) -> list[Array]:
-        """Return each rank's matrix of the shared memory of that name. Collective over the ranks."""
         wanted = self.shared[name]
         memory = self._transport.buffer(name, wanted.nbytes, shared=True)[: wanted.nbytes]
         found = self.cut(memory.view(wanted.dtype), wanted.shapes)
@@ -340,11 +336,9 @@ class ParallelProduct(TensorProduct[Operands]):
 
     @property
     def covered(self) -> bool:
-        """Whether all shared memory that it needs is there, on every rank then."""
         return all(self._transport.holds(name, memory.nbytes) for name, memory in self.shared.items())
 
     def meet(self) -> None:
-        """Wait until every rank is here, and sees what all wrote. Collective over the ranks."""
         self._transport.fence()
 
     # -- arithmetic
@@ -417,7 +411,6 @@ class TensorMethod(Method):
     refuses_sizes = False
 
     def serves(self, problem: AnyProblem) -> bool:
-        """Return whether a problem is, or has, one of the forms. Local."""
         if isinstance(problem, MatmulProblem):
             return problem.scheme in self.forms
         return isinstance(problem, ParallelProblem) and problem.form in self.forms

@@ -85,7 +85,6 @@ class CublasmpProduct(PreparedCall):
     # -- making
 
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the arguments of cublasMpMatmul."""
         form, options, problem = self._form, self._options, self._problem
         scale = accumulation_dtype(form.d.dtype)
         self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
@@ -203,7 +202,6 @@ class CublasmpProduct(PreparedCall):
         self._copied_scales.clear()
 
     def _point_at(self, operands: Operands) -> None:
-        """Point the call at these local arrays, or at temporaries for those that must be copied."""
         import cupy
 
         self._before = []

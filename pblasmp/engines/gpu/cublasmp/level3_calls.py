@@ -157,7 +157,6 @@ class CublasmpLevel3(PreparedCall):
     # -- making
 
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
         # sums have no compute type
         scale = q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
@@ -187,7 +186,6 @@ class CublasmpLevel3(PreparedCall):
         self._views = {}
 
     def _point_at(self, operands: Operands) -> None:
-        """Point the call at these local arrays, or at temporaries for those that must be copied."""
         self._before, self._after = [], []
         q, p, form = self._f_ordered, self._problem, self._form
         a, b, c, d = operands.a, operands.b, operands.c, operands.d

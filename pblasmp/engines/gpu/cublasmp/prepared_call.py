@@ -197,12 +197,10 @@ class PreparedCall(Product, ABC):
         return tuple(self._notes)
 
     def bind(self, operands: Operands) -> Bound:
-        """Return what makes the call on these arrays. Local."""
         return _BoundCall(self, operands)
 
     @cached_property
     def graphs(self) -> Graphs:
-        """The store of its CUDA graphs."""
         return Recordings(self._library.runtime)
 
     @property
@@ -271,14 +269,12 @@ class PreparedCall(Product, ABC):
             action()
 
     def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         planned = self._strides[name]
         if planned is None or array.strides == planned:
             return ""
         return f"the local array has strides {array.strides}, the plan is for {planned}"
 
     def close(self) -> None:
-        """Destroy the graphs and the descriptors, last made first."""
         super().close()
         self._closing.close()
 

@@ -364,7 +364,6 @@ class PushedProduct(QueuedProduct):
         )
 
     def why_no_graph(self) -> str:
-        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
         return self._why_no_graph
 
     def _queue(self, operands: Operands) -> None:

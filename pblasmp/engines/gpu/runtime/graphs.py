@@ -38,11 +38,9 @@ class Recordings:
 
     @property
     def capturing(self) -> bool:
-        """Whether work that is queued now becomes part of a graph."""
         return self._runtime.capturing
 
     def follow_stream(self) -> None:
-        """Queue from now on on CuPy's current stream. Local."""
         self._runtime.follow_stream()
 
     def take_turn(self) -> None:
@@ -98,7 +96,6 @@ class Recordings:
         return recorded
 
     def close(self) -> None:
-        """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded or ():
             recorded.drop()
 
@@ -181,15 +178,9 @@ class _Recorded:
 
     @property
     def current(self) -> bool:
-        """Whether the memory whose addresses it holds is still in use, and its product open."""
         return self.graph is not None and self.generation == self._store._arena.generation
 
     def at_once(self, stream: int | None) -> Relaunch | None:
-        """Return what queues it on a stream with one call; None if more is to be done. Local.
-
-        Args:
-            stream: its address; None: CuPy's current one.
-        """
         if not self.current:
             return None
         if stream is None:
@@ -200,13 +191,11 @@ class _Recorded:
         return again if again is None or again.at == stream else again.on(stream)
 
     def launch(self) -> None:
-        """Queue it on CuPy's current stream. Local."""
         if self._takes_turn:
             self._store.take_turn()
         self.graph.launch()
 
     def replay(self) -> None:
-        """Queue it for a user. Local."""
         if self.graph is None:
             raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
         if not self.current:

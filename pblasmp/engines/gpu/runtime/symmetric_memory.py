@@ -77,7 +77,6 @@ class NcclWindows(SymmetricHeap):
         self._offers: list[tuple[int, int]] = []
 
     def free(self, address: int) -> None:
-        """Deregister and free. Collective."""
         buffer, _ = self._buffers.pop(address)
         with ExitStack() as last_first:  # every step, even if one fails
             last_first.callback(buffer.close)
@@ -90,13 +89,11 @@ class NcclWindows(SymmetricHeap):
         self._buffers[address][0].close()
 
     def offer(self, address: int, grid: int) -> None:
-        """Register memory with a grid, once. Collective over the grid."""
         if (address, grid) not in self._offers:
             self._register(grid, address, self._buffers[address][1])
             self._offers.append((address, grid))
 
     def withdraw(self, grid: int) -> None:
-        """Deregister all of a grid's memory. Collective over the grid."""
         with ExitStack() as last_first:
             for offer in self._offers:
                 if offer[1] == grid:
@@ -166,7 +163,6 @@ class NvshmemHeap(SymmetricHeap):
         super().__init__(core.buffer)
 
     def free(self, address: int) -> None:
-        """Free memory. Collective over all ranks."""
         self._core.free(self._buffers.pop(address)[0])
 
     def close(self) -> None:

@@ -149,7 +149,6 @@ class CopyProduct(TensorProduct[Views]):
 
     @property
     def covered(self) -> bool:
-        """Whether all symmetric memory that it needs is there, on every rank then."""
         if self._alone:
             return True
         bytes_of = self.gpu.symmetric_bytes
@@ -165,11 +164,9 @@ class CopyProduct(TensorProduct[Views]):
 
     @cached_property
     def graphs(self) -> Graphs:
-        """The store of its CUDA graphs."""
         return self._session.recordings()
 
     def why_no_graph(self) -> str:
-        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
         conjugated = "operands are conjugated first, and each run may put the result elsewhere"
         return conjugated if self.p.conjugated else ""
 
@@ -214,7 +211,6 @@ class CopyProduct(TensorProduct[Views]):
         return not (follows or is_float8(self.p.out_dtype))
 
     def part(self, operands: Views, x: View, d: View, stream: str = "main") -> None:
-        """Queue a product whose result is added to others: ``d = alpha x W``."""
         self.gpu.multiply(
             stream, x, operands.b, d,
             op_w=self.op_w, alpha=self.options.alpha, finish=operands.scaled, compute=self.options.compute,
@@ -277,7 +273,6 @@ class CopyProduct(TensorProduct[Views]):
         self.gpu.copy("main", to, of)
 
     def copy_all(self, copies: Iterable[tuple[View, View]]) -> None:
-        """Queue copies, each to a matrix and of one, by one kernel."""
         self.gpu.move("main", [whole_move(to, of) for to, of in copies])
 
     def memory(self, name: str) -> View:
@@ -287,7 +282,6 @@ class CopyProduct(TensorProduct[Views]):
         return View(self.gpu.scratch(name, wanted.nbytes), rows, cols, cols, wanted.dtype)
 
     def everyones(self, name: str) -> list[View]:
-        """Return each rank's matrix of the symmetric memory of that name. Local."""
         return [*self.reached(name).values()]
 
     def reached(self, name: str) -> dict[int, View]:
@@ -305,7 +299,6 @@ class CopyProduct(TensorProduct[Views]):
         return View(self.gpu.symmetric(name, rank), rows, cols, cols, wanted.dtype)
 
     def meet(self) -> None:
-        """Queue a barrier, in the main stream. Local."""
         self.gpu.meet()
 
     def finish(self, operands: Views, c: View | None, out: View) -> dict[str, Any]:

@@ -137,7 +137,6 @@ class RingAllReduce(CopyProduct):
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
-        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if options.beta != 0:
             return "cuBLASLt adds the peer's part in place of C"
         if carried(p.out_dtype, options.comm_dtype) != p.out_dtype:
@@ -250,7 +249,6 @@ class CopyMethod(TensorMethod):
     def refusal(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
     ) -> str:
-        """Return why it cannot be taken. Collective over the context."""
         why = self._refusal_alone(engine, problem, options, operands)
         if not why and self._yields(problem, options) and session_of(engine).runtime.beside_others():
             why = "PyTorch has other process groups: comm_sms= says how many multiprocessors to leave to them"

@@ -131,7 +131,6 @@ class _OneKernelProduct(CopyProduct):
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
-        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if why := super().why_not(gpu, p, options):
             return why
         if gpu.capability < _MMA_SINCE:
@@ -296,7 +295,6 @@ class OneKernelAllReduce(_OneKernelProduct):
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
-        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         few = "there are fewer tokens than ranks" if p.tokens[0] < gpu.size else ""
         return super().why_not(gpu, p, options) or few
 
@@ -317,7 +315,6 @@ class OneKernelGatheredOutput(_OneKernelProduct):
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
-        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if why := super().why_not(gpu, p, options):
             return why
         if any(n * p.out_dtype.itemsize % _ALIGN for n in p.outputs[:-1]):

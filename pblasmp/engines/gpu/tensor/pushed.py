@@ -45,7 +45,6 @@ class PushedTensorProduct(CopyProduct):
 
     @classmethod
     def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
-        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         why = gpu.why_no_windows if gpu.size == 1 else ""
         if not why and len({len(ranks) for ranks in gpu.domains}) > 1:
             why = "nodes have unlike numbers of GPUs"
