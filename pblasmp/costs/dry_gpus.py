@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engines import dense
 from ..engines.dense.factor_panels import OwnPanels
-from ..engines.dense.sweeps import Dealt
+from ..engines.dense.sweeps import Sides
 from ..engines.gpu.factor_operations import GpuFactorOperations
 from ..engines.gpu.gpu_engine import GpuEngine
 from ..engines.tensor.algorithms import MESSAGES
@@ -69,7 +69,7 @@ class _DryGpuOperations(DryOperations):
 
     vars().update({name: getattr(GpuFactorOperations, name) for name in _WIDTHS})
     own_panels: Any = _PassedPanels
-    spread: Any = Dealt
+    spread: Any = Sides
     gemqrt: Any = None  # reflectors are applied by products
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:

@@ -221,6 +221,14 @@ class Operations(Protocol):
     ) -> None:
         """Exchange rows ``first`` to ``last`` (half-open) of ``a`` with those in ``pivots`` (from 1)."""
 
+    def exchanged_rows(self, pivots: Any, first: int, rows: int) -> tuple[Any, Any]:
+        """Return which rows change as pivots on the host of those from ``first`` on say, and which they get."""
+        held: dict[int, int] = {}
+        for i, other in enumerate((pivots - 1).tolist(), first):
+            held[i], held[other] = held.get(other, other), held.get(i, i)
+        moved = np.array([each for each in held.items() if each[0] != each[1]], np.int64).reshape(-1, 2)
+        return moved[:, 0], moved[:, 1]
+
     def geqrt(self, a: LocalArray, t: LocalArray) -> None:
         """Replace ``a``, no wider than high, by R and Householder vectors, and write their T."""
 

@@ -23,7 +23,7 @@ from ..product import Found
 from ..request import Operands
 from .factor_panels import FactorPanels, real_diagonal
 from .panel_shape import shape_beside, shape_of, shape_of_inverse
-from .sweeps import sides_of
+from .sweeps import Sides, sides_of
 from .workbench import Mover, PanelsProduct, Workbench
 
 Array = Any
@@ -205,9 +205,7 @@ class LuProduct(_FactorSolve):
             bench.fence()  # all ranks read the pivots
         else:
             bench.handed_in(both)
-        info = 0
-        if not p.factored:
-            info = self._factor(panels)
+        info = 0 if p.factored else factor_lu(bench, panels)
         if pivots is None:
             pivots = bench.on_host(panels.pivots[:least]).astype(np.int64) - 1
         diagonal = None if p.factored else bench.diagonal(panels)
@@ -216,33 +214,13 @@ class LuProduct(_FactorSolve):
         self._move_out(both, given, solved=not info)
         return Found(info, pivots, diagonal)
 
-    def _factor(self, panels: FactorPanels) -> int:
-        factor_lu(self._operations, panels)
-        panels.settle()
-        if panels.shape.panels > 1:
-            self._bench.fence()  # a panel whose rows are exchanged is read no more
-            panels.swap_left(self._operations)
-        self._bench.fence()
-        return self._bench.fault(panels)
-
     def _solve(self, panels: FactorPanels, right: FactorPanels, pivots: NDArray[np.int64]) -> None:
         """Replace the right-hand sides by the solutions."""
         operations, bench, n, op = self._operations, self._bench, panels.shape.cols, self._problem.op
         begins = self._problem.inverse and bench.shared
         if self._problem.inverse:
             right.set_identity(operations.xp)
-        sides = sides_of(bench, panels, right, begins=begins)
-        if op == "N":
-            if not begins:
-                sides.swap(n, panels.pivots)
-            sides.sweep(lower=True, unit=True)
-            sides.count_all()
-            sides.sweep(lower=False)
-        else:
-            sides.sweep(lower=False, op=op)
-            sides.sweep(lower=True, unit=True, op=op)
-            sides.swap(n, panels.pivots, back=True)
-        sides.finish()
+        solve_lu(sides_of(bench, panels, right, begins=begins), panels, op, permuted=begins)
         bench.fence()
         if begins:  # A^-1 = (L U)^-1 P: its columns are permuted
             bench.permute_columns(right, np.argsort(permutation(pivots, n)))
@@ -257,12 +235,13 @@ def permutation(pivots: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
-def factor_lu(operations: Operations, panels: FactorPanels) -> None:
-    """Replace a matrix in panels by L and U, without the exchanges of rows in panels to the left. Collective.
+def factor_lu(bench: Workbench, panels: FactorPanels) -> int:
+    """Replace a matrix in panels by L and U. Collective over the context.
 
-    Collective over the workers. ``panels.info`` of a panel is the index, from 1, of the first of its diagonal elements
-    of U that is exactly zero.
+    Returns:
+        0, or the index, from 1, of the first element of U's diagonal that is exactly zero.
     """
+    operations = bench.operations
 
     def finish(k: int) -> None:
         panels.getrf(operations, k)
@@ -271,6 +250,28 @@ def factor_lu(operations: Operations, panels: FactorPanels) -> None:
         panels.eliminate(operations, panel, k, group)
 
     right_looking(panels, panels.shape.steps, finish, update)
+    panels.settle()
+    if panels.shape.panels > 1:
+        bench.fence()  # a panel whose rows are exchanged is read no more
+        panels.swap_left(operations)
+    bench.fence()
+    return bench.fault(panels)
+
+
+def solve_lu(sides: Sides, panels: FactorPanels, op: str, *, permuted: bool = False) -> None:
+    """Replace right-hand sides by the solutions with L and U, or their transposes. Collective over the workers.
+
+    If they are ``permuted``, their rows are exchanged as the pivots say.
+    """
+    n, plain = panels.shape.cols, op == "N"
+    if plain and not permuted:
+        sides.swap(n, panels.pivots)
+    for lower in (plain, not plain):
+        sides.sweep(lower=lower, unit=lower, op=op)
+        sides.count_all()
+    if not plain:
+        sides.swap(n, panels.pivots, back=True)
+    sides.finish()
 
 
 _MOST = 5  # iterations: more hardly ever improve the estimate
@@ -300,12 +301,7 @@ class ConditionProduct(PanelsProduct):
         bench.fence()
         self._scale(panels)
         (size,) = largest_size(self._engine.transport.comm, _largest_column(operations.xp, panels))
-        factor_lu(operations, panels)
-        panels.settle()
-        bench.fence()
-        panels.swap_left(operations)
-        bench.fence()
-        if bench.fault(panels):
+        if factor_lu(bench, panels):
             return math.inf
         if not self._n:
             return 0.0
@@ -340,21 +336,14 @@ class ConditionProduct(PanelsProduct):
 
     def _solved(self, panels: FactorPanels, right: FactorPanels, x: Array, op: str) -> Array:
         """Return the solution of ``op(A) y = x`` on the first rank; the ranks that have right-hand sides have x."""
-        bench, n = self._bench, self._n
+        bench = self._bench
         for own in right.arrays():
             own[:, 0] = self._operations.xp.asarray(x[right.rows])
-        sides = sides_of(bench, panels, right)
-        if op == "N":
-            sides.swap(n, panels.pivots)
-        for lower in (op == "N", op != "N"):
-            sides.sweep(lower=lower, unit=lower, op=op)
-        if op != "N":
-            sides.swap(n, panels.pivots, back=True)
-        sides.finish()
+        solve_lu(sides_of(bench, panels, right), panels, op)
         parts = [(right.rows, bench.on_host(own[:, 0].copy())) for own in right.arrays()]
         if panels.whole_rows:
             return parts[0][1] if parts else None
-        y = np.zeros(n, self._dtype)  # one rank has each element
+        y = np.zeros(self._n, self._dtype)  # one rank has each element
         for rows, values in parts:
             y[rows] = values
         self._engine.transport.comm.sum_into(y)

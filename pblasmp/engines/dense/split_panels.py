@@ -467,15 +467,6 @@ class SplitPanels(OwnPanels):
         return self.blocks[: self.shape.steps].reshape(-1)
 
 
-def exchanged_rows(pivots: Array, first: int) -> tuple[Array, Array]:
-    """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
-    held: dict[int, int] = {}
-    for i, other in enumerate((pivots - 1).tolist(), first):
-        held[i], held[other] = held.get(other, other), held.get(i, i)
-    moved = np.array([each for each in held.items() if each[0] != each[1]], np.int64).reshape(-1, 2)
-    return moved[:, 0], moved[:, 1]
-
-
 def _copy_blocks(
     to: Array, at: int, step: int, of: Array, start: int, stride: int, rows: int, block: int
 ) -> None:

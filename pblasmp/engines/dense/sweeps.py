@@ -12,11 +12,10 @@ few, panels stay where they are, and a process row adds up what its ranks subtra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ..operations import Operations
 from ..product import Found
 from ..request import Operands
 from .factor_panels import FactorPanels
@@ -29,20 +28,80 @@ Array = Any
 _WIDE = 1024  # columns of a panel that is not read together with the next: products with it fill a GPU
 
 
-class SplitSides:
-    """See ``sweeps.Sides``. Making one is local.
+class Sides:
+    """Right-hand sides, which are replaced by solutions: here each worker has some columns of them. Local to make.
 
     Args:
-        operations: the engine's.
+        bench: where it is computed.
         panels: the matrix, which is final.
-        right: the right-hand sides. If they are few, the first process column has them.
-        begins: as for ``sweeps.columns_of``.
+        right: the right-hand sides.
+        begins: the rows before the diagonal of each panel of these are zero, or not wanted.
     """
 
     def __init__(
-        self, operations: Operations, panels: SplitPanels, right: FactorPanels, *, begins: bool = False
+        self, bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False
+    ) -> None:
+        self._operations, self._panels = bench.operations, panels
+        # with the first row of each that counts
+        self._counted = [(right.own(j), right.shape.bounds(j)[0] if begins else 0) for j in right.mine]
+
+    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows 0 to ``last`` with those in ``pivots``, from 1; see ``Operations``. Collective."""
+        for x, _ in self._counted:
+            self._operations.swap_rows(x, 0, last, pivots, back=back)
+
+    def count_all(self) -> None:
+        """Let all rows count from now on. Local."""
+        self._counted = [(x, 0) for x, _ in self._counted]
+
+    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
+        """Replace x by the solution of ``op(T) y = x`` for a triangle T of the matrix. Collective over the workers.
+
+        Args:
+            lower: which triangle; it has as many rows as the matrix has columns.
+            unit: its diagonal is taken as ones.
+            op: "N", "T" or "C".
+        """
+        operations, panels, counted = self._operations, self._panels, self._counted
+        if not counted and not panels.sends:
+            return
+        shape = panels.shape
+        panels.begin(delays=shape.width < _WIDE)
+        n, plain, strips = shape.cols, op == "N", list(panels.strips())
+        conjugate = op == "C" and panels.dtype.kind == "c"
+        for numbers in strips if lower == plain else reversed(strips):
+            first, stop = shape.bounds(numbers[0])[0], shape.bounds(numbers[-1])[1]
+            rest = slice(stop, n) if lower else slice(0, first)
+            panel = panels.strip(numbers, slice(first, n) if lower else slice(stop))
+            at = stop - first if lower else first
+            square, beside = (panel[:at], panel[at:]) if lower else (panel[at:], panel[:at])
+            if conjugate and counted:
+                square, beside = square.conj(), beside.conj()
+            for x, begin in counted:
+                if stop <= begin:
+                    continue
+                if plain:
+                    operations.trsm(1, square, x[first:stop], lower=lower, unit=unit)
+                    operations.gemm(-1, beside, x[first:stop], 1, x[rest])
+                else:
+                    operations.gemm(-1, beside.T, x[rest], 1, x[first:stop])
+                    operations.trsm(1, square.T, x[first:stop], lower=not lower, unit=unit)
+
+    def finish(self) -> None:
+        """Write the solutions to the panels of the right-hand sides. Collective over the workers."""
+        self._panels.settle()
+
+
+class SplitSides(Sides):
+    """Those on the grid of the matrix. If they are few, the first process column has them. Making one is local."""
+
+    _panels: SplitPanels
+
+    def __init__(
+        self, bench: Workbench, panels: SplitPanels, right: FactorPanels, *, begins: bool = False
     ) -> None:
         assert isinstance(right, SplitPanels)
+        operations = bench.operations
         self._operations, self._panels, self._right, self._begins = operations, panels, right, begins
         self._few = are_few(panels.shape, right.shape.cols)
         self._x = right.array
@@ -53,15 +112,12 @@ class SplitSides:
             self._x[...] = right.array if right.mine else 0
 
     def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows as the matrix's pivots say. Collective over the process column."""
         self._panels.swap_rows(self._operations, [self._x], 0, last, back=back)
 
     def count_all(self) -> None:
-        """Let all rows count from now on. Local."""
         self._begins = False
 
     def finish(self) -> None:
-        """Let the right-hand sides be the solutions. Collective over the workers."""
         panels, right = self._panels, self._right
         if self._few:
             x = panels.outbox.temporary("solutions", self._x.shape, right.dtype)
@@ -72,7 +128,6 @@ class SplitSides:
         panels.settle()
 
     def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix; see ``sweeps.sweep``. Collective over the workers."""
         count = self._panels.shape.panels
         steps = range(count) if lower == (op == "N") else range(count - 1, -1, -1)
         if self._few and self._right.shape.cols:
@@ -152,119 +207,14 @@ class SplitSides:
         self._placed = True
 
 
-Columns = Sequence[tuple[Array, int]]
-"""Right-hand sides that a rank has, and for each the first row that counts: those before are zero, or not wanted."""
-
-
-def columns_of(panels: FactorPanels, *, begins: bool = False) -> Columns:
-    """Return this rank's panels of right-hand sides; with ``begins`` their rows before the diagonal do not count."""
-    return [(panels.own(j), panels.shape.bounds(j)[0] if begins else 0) for j in panels.mine]
-
-
-def sweep(
-    operations: Operations,
-    panels: FactorPanels,
-    columns: Columns,
-    *,
-    lower: bool,
-    unit: bool = False,
-    op: str = "N",
-) -> None:
-    """Replace each x of ``columns`` by the solution of ``op(T) y = x`` for a triangle T of a matrix in panels.
-
-    Collective over the workers of ``panels``.
-
-    Args:
-        operations: the engine's.
-        panels: all final; T has as many rows as they have columns.
-        columns: this rank's right-hand sides.
-        lower: which triangle.
-        unit: its diagonal is taken as ones.
-        op: "N", "T" or "C".
-    """
-    if not columns and not panels.sends:
-        return
-    shape = panels.shape
-    panels.begin(delays=shape.width < _WIDE)
-    n, plain, strips = shape.cols, op == "N", list(panels.strips())
-    conjugate = op == "C" and panels.dtype.kind == "c"
-    for numbers in strips if lower == plain else reversed(strips):
-        first, stop = shape.bounds(numbers[0])[0], shape.bounds(numbers[-1])[1]
-        rest = slice(stop, n) if lower else slice(0, first)
-        panel = panels.strip(numbers, slice(first, n) if lower else slice(stop))
-        at = stop - first if lower else first
-        square, beside = (panel[:at], panel[at:]) if lower else (panel[at:], panel[:at])
-        if conjugate and columns:
-            square, beside = square.conj(), beside.conj()
-        for x, begin in columns:
-            if stop <= begin:
-                continue
-            if plain:
-                operations.trsm(1, square, x[first:stop], lower=lower, unit=unit)
-                operations.gemm(-1, beside, x[first:stop], 1, x[rest])
-            else:
-                operations.gemm(-1, beside.T, x[rest], 1, x[first:stop])
-                operations.trsm(1, square.T, x[first:stop], lower=not lower, unit=unit)
-
-
-class Sides(Protocol):
-    """Right-hand sides, which are replaced by solutions. Making one is local."""
-
-    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows 0 to ``last`` with those in ``pivots``, from 1; see ``Operations``. Collective."""
-
-    def count_all(self) -> None:
-        """Let all rows count from now on. Local."""
-
-    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix; see ``sweep``. Collective over the workers."""
-
-    def finish(self) -> None:
-        """Write the solutions to the panels of the right-hand sides. Collective over the workers."""
-
-
-class Dealt:
-    """Right-hand sides of which each worker has some columns; see ``Sides``. Making one is local.
-
-    Args:
-        bench: where it is computed.
-        panels: the matrix, which is final.
-        right: the right-hand sides.
-        begins: as for ``columns_of``.
-    """
-
-    def __init__(
-        self, bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False
-    ) -> None:
-        self._operations, self._panels = bench.operations, panels
-        self._columns = columns_of(right, begins=begins)
-
-    def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows of this rank's columns. Local."""
-        for x, _ in self._columns:
-            self._operations.swap_rows(x, 0, last, pivots, back=back)
-
-    def count_all(self) -> None:
-        """Let all rows count from now on. Local."""
-        self._columns = [(x, 0) for x, _ in self._columns]
-
-    def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix; see ``sweep``. Collective over the workers."""
-        sweep(self._operations, self._panels, self._columns, lower=lower, unit=unit, op=op)
-
-    def finish(self) -> None:
-        """Wait until the panels may be overwritten. Local."""
-        self._panels.settle()
-
-
 def sides_of(bench: Workbench, panels: FactorPanels, right: FactorPanels, *, begins: bool = False) -> Sides:
     """Return right-hand sides in the form that their shape says. Local."""
     if isinstance(panels, SplitPanels):
-        return SplitSides(bench.operations, panels, right, begins=begins)
+        return SplitSides(bench, panels, right, begins=begins)
     if panels.sends and right.shape.workers < panels.shape.workers:
         sides: Sides = bench.operations.spread(bench, panels, right)
         return sides
-    return Dealt(bench, panels, right, begins=begins)
+    return Sides(bench, panels, right, begins=begins)
 
 
 class TriangularProduct(PanelsProduct):

@@ -14,8 +14,9 @@ import numpy as np
 from ...bindings import FillMode
 from ...dtypes import element_type
 from ..arrays import adjoint_of, blas_operand, scale, set_diagonal
-from ..dense.split_panels import SplitPanels, exchanged_rows
+from ..dense.split_panels import SplitPanels
 from ..local.slab_terms import Gemm
+from ..operations import Operations
 from .gpu_operations import LANES, LETTERS, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import SUBSTITUTED, FactorKernels
@@ -67,6 +68,7 @@ class GpuFactorOperations(GpuOperations):
     gemqrt: Any = None
     factor_width = 0
     inverts = 1024, 2, 128
+    exchanged_rows = Operations.exchanged_rows
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -288,10 +290,6 @@ class GpuFactorOperations(GpuOperations):
             if self._lane == "main":
                 self._runtime.follow_stream()
             self.kernels.swap(self._current(), a[first:], pivots[first:last], first, back=back)
-
-    def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
-        """Return which rows change as pivots on the host say, and which they get. Local."""
-        return exchanged_rows(pivots, first)
 
     # -- QR
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..dense.sweeps import Sides
 from ..dense.workbench import Workbench
 from .grid_panels import QueuedPanels
 from .kernels.lt_product import Op
@@ -23,14 +24,16 @@ Matrix = tuple[int, int, int, int]
 """Address, rows, columns and leading dimension of a matrix in F order."""
 
 
-class QueuedSpread:
-    """Right-hand sides as rows, each rank with those of its panels; see ``dense.sweeps.Sides``. Making one is local.
+class QueuedSpread(Sides):
+    """Right-hand sides as rows, each rank with those of its panels. Making one is local.
 
     Args:
         bench: where it is computed.
         panels: the matrix, which is final; ranks have whole panels.
         right: the right-hand sides, which the first rank has.
     """
+
+    _panels: QueuedPanels
 
     def __init__(self, bench: Workbench, panels: QueuedPanels, right: QueuedPanels) -> None:
         self._operations: Any = bench.operations
@@ -46,7 +49,6 @@ class QueuedSpread:
         self._by_kernel = self._columns <= FEW and held <= _HELD
 
     def swap(self, last: int, pivots: Array, *, back: bool = False) -> None:
-        """Exchange rows where the first rank has them. Collective over the workers."""
         self.finish()
         if self._right.mine:
             self._operations.swap_rows(self._right.own(0), 0, last, pivots, back=back)
@@ -55,7 +57,6 @@ class QueuedSpread:
         """Do nothing: all rows count. Local."""
 
     def finish(self) -> None:
-        """Give the first rank the solutions. Collective over the workers."""
         if self._x is None:
             return
         if self._rows == "own":
@@ -67,7 +68,6 @@ class QueuedSpread:
         self._x, self._rows = None, "terms"
 
     def sweep(self, *, lower: bool, unit: bool = False, op: str = "N") -> None:
-        """Solve with a triangle of the matrix. Collective over the workers."""
         if not self._columns * self._shape.cols:
             return
         if self._x is None:

@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...layout.intersection import copy_all
 from ...layout.pieces import LocalPart
 from ..dense.factor_panels import SharedPanels
-from ..dense.split_panels import SplitPanels, exchanged_rows
+from ..dense.split_panels import SplitPanels
 from ..local.extremes import scale_by_power
 from ..operations import Operations
 from ..product import Workspace
@@ -146,10 +146,6 @@ class HostOperations(Operations):
 
     def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
         blas.laswp(self._library, a, first, last, pivots, back=back)
-
-    def exchanged_rows(self, pivots: Array, first: int, rows: int) -> tuple[Array, Array]:
-        """Return which rows change as the pivots of those from ``first`` on say, and which they get. Local."""
-        return exchanged_rows(pivots, first)
 
     def geqrt(self, a: Array, t: Array) -> None:
         blas.geqrt(self._library, a, t)
