@@ -34,47 +34,20 @@ FAILED = 1000
 
 # In the order of call.h.
 STATUSES = (
-    *(
-        "UNFIT",
-        "BY_PYTHON",
-        "DONE",
-        "DONE_STAGED",
-        "AWAIT_VOTE",
-        "AWAIT_OTHERS",
-        "AWAIT_SUMS",
-        "NEEDS_ROOM",
-        "BROKEN",
-        "OK",
-        "UNKNOWN",
-    ),
-)
+    "UNFIT", "BY_PYTHON", "DONE", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS", "AWAIT_SUMS", "NEEDS_ROOM", "BROKEN",
+    "OK", "UNKNOWN",
+)  # fmt: skip
 ROUTINES = (
-    *("matmul", "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd"),
-    *("scal", "swap", "dot", "dotc", "nrm2", "asum", "amax"),
-    *("potrf", "posv", "getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri"),
-    *("getrf getri", "potrf potri", "trtri laset"),
-    *("gels", "geqrf", "orgqr", "ormqr"),
-)
+    "matmul", "trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "geadd",
+    "scal", "swap", "dot", "dotc", "nrm2", "asum", "amax",
+    "potrf", "posv", "getrf", "getrs", "gesv", "potrs", "trtrs", "getri", "potri", "trtri",
+    "getrf getri", "potrf potri", "trtri laset", "gels", "geqrf", "orgqr", "ormqr",
+)  # fmt: skip
 BLAS = (
-    *("gemm", "gemv", "ger", "gerc", "axpy", "scal", "swap", "dot", "asum"),
-    *(
-        "trsm",
-        "trmm",
-        "trsv",
-        "trmv",
-        "symm",
-        "hemm",
-        "hemv",
-        "syrk",
-        "herk",
-        "syr2k",
-        "her2k",
-        "her",
-        "her2",
-    ),
-    *("potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri"),
-    *("gels", "geqrf", "orgqr", "ormqr"),
-)
+    "gemm", "gemv", "ger", "gerc", "axpy", "scal", "swap", "dot", "asum",
+    "trsm", "trmm", "trsv", "trmv", "symm", "hemm", "hemv", "syrk", "herk", "syr2k", "her2k", "her", "her2",
+    "potrf", "potrs", "potri", "getrf", "getrs", "getri", "trtrs", "trtri", "gels", "geqrf", "orgqr", "ormqr",
+)  # fmt: skip
 PIVOTS = 1024
 SCRATCH = (1 << 19) + (1 << 18)  # bytes
 COME = 0x5EA5  # as in call.h

@@ -255,7 +255,8 @@ class _QueuedExchange:
             shape = part.piece.shape if self._order == "C" else part.piece.shape[::-1]
             there = everyones[rank].reshape(shape)
             self._arriving.append((part, there if self._order == "C" else there.T))
-        self._send(lambda stream: self._transport.nccl.all_gather(stream, mine, everyones), [mine, everyones])
+        places = int(mine.data.ptr), int(everyones.data.ptr), mine.nbytes
+        self._send(lambda stream: self._transport.nccl.gather_at(stream, *places), [mine, everyones])
 
     def _message(self, part: Any) -> Array:
         """Return the contiguous entries of a message to NCCL: in the local array, or packed."""

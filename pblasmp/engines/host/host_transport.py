@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Communicator, SharedMemory
-from ...comm.board import Board
 from ...comm.shared_memory import Progress, await_flag
 from ...logs import logger
 from ...resources import available_bytes
@@ -102,17 +101,7 @@ class HostTransport(Transport):
             comm.barrier()
             return
         if not comm.board.meet(patient=comm.patient):
-            self.await_others()
-
-    def await_others(self) -> None:
-        """Wait for the ranks that have not come to the meeting by the board that this one has come to last. Local."""
-        assert self.comm.board is not None
-        self.comm.wait(self.comm.board.latest())
-
-    @property
-    def board(self) -> Board | None:
-        """Where the ranks meet, if they share memory."""
-        return self.comm.board
+            comm.wait(comm.board.latest())
 
     def arrive(self) -> None:
         """Take part in a ``fence`` of the other ranks without waiting for them, if this one reads nothing. Local.

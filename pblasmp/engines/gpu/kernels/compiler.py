@@ -86,16 +86,17 @@ class CompiledKernels:
         self._kernels: dict[Any, Kernel] = {}
 
     def _compiled(
-        self, name: str, code: str, parameters: str, *, room: int = 0, meets: bool = False, **macros: Any
+        self, name: str, parameters: str, *, file: str = "", room: int = 0, meets: bool = False, **macros: Any
     ) -> Kernel:
         """Return a kernel, with so many bytes of shared memory that a launch may ask for.
 
-        If its blocks meet, it is launched as a cooperative one: none begins before there is room for all, and the
-        driver refuses more than there can be.
+        It is in the file of its name unless another is given. If its blocks meet, it is launched as a cooperative one:
+        none begins before there is room for all, and the driver refuses more than there can be.
         """
         key = (name, *macros.items())
         found = self._kernels.get(key)
         if found is None:
+            code = cuda(f"{file or name}.cu")
             runtime = self._cupy.cuda.runtime
             device = runtime.getDevice()
             runtime.setDevice(device)  # a thread that has not used the GPU yet has no context for the driver

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import CompiledKernels, Kernel, cuda
+from .compiler import CompiledKernels, Kernel
 from .views import leading
 
 Array = Any
@@ -61,10 +61,10 @@ class FactorKernels(CompiledKernels):
         self._limits = shared_memory - _RESERVED, min(multiprocessors, _BLOCKS)
         self._memory: dict[str, Array] = {}
 
-    def _of(self, name: str, code: str, parameters: str, dtype: np.dtype, **how: Any) -> Kernel:
+    def _of(self, name: str, parameters: str, dtype: np.dtype, **how: Any) -> Kernel:
         """Return a kernel for a type; ``how`` is for ``_compiled``."""
         kind, real = _TYPES[dtype.name]
-        return self._compiled(name, code, parameters, **how, KIND=kind, REAL_KIND=real)
+        return self._compiled(name, parameters, **how, KIND=kind, REAL_KIND=real)
 
     def _kept(self, name: str, count: int, dtype: Any) -> Array:
         """Return zeros that are made once; they stay what the last kernel left there."""
@@ -78,14 +78,14 @@ class FactorKernels(CompiledKernels):
         ``judge`` must follow on the same stream before the next look.
         """
         found, n = self._kept("found", 2, np.int32), len(a)
-        kernel = self._of("look", cuda("look.cu"), "QqiQ", np.dtype(a.dtype))
+        kernel = self._of("look", "QqiQ", np.dtype(a.dtype))
         kernel(stream, (-(-n * 32 // _THREADS), 1), _THREADS, (_at(a), leading(a), n, _at(found)))
         return found
 
     def judge(self, stream: Any, a: Array, found: Array, info: Array, first: int) -> None:
         """Queue the making of INFO from what cuSOLVER found in the square on top of ``a``. Local."""
         rows, cols = a.shape
-        kernel = self._of("judge", cuda("judge.cu"), "QqiiQQi", np.dtype(a.dtype))
+        kernel = self._of("judge", "QqiiQQi", np.dtype(a.dtype))
         kernel(stream, (1, 1), _THREADS, (_at(a), leading(a), rows, cols, _at(found), _at(info), first))
 
     def leaf(self, dtype: np.dtype) -> int:
@@ -101,18 +101,18 @@ class FactorKernels(CompiledKernels):
         dtype, n = np.dtype(triangles.dtype), len(triangles) // (wide + 1)
         width = self.leaf(dtype)
         memory = _inverting(width, dtype)
-        kernel = self._of("invert", cuda("invert.cu"), "QQqi", dtype, room=memory, WIDTH=width)
+        kernel = self._of("invert", "QQqi", dtype, room=memory, WIDTH=width)
         places = _at(triangles), _at(inverses), wide
         kernel(stream, (-(-n // width), 1), _PARTS * width, (*places, n), memory)
         while width < wide:
             columns = min(_JOINED, width)
-            kernel = self._of("join", cuda("join.cu"), "QQq", dtype, HALF=width, COLUMNS=columns)
+            kernel = self._of("join", "QQq", dtype, HALF=width, COLUMNS=columns)
             kernel(stream, (n // (2 * width), width // columns), width, places)
             width *= 2
 
     def conditions(self, stream: Any, triangles: Array, inverses: Array, wide: int, out: Array) -> None:
         """Queue finding the condition of each triangle in the maximum norm. Local."""
-        kernel = self._of("conditions", cuda("conditions.cu"), "QQQi", np.dtype(triangles.dtype), WIDTH=wide)
+        kernel = self._of("conditions", "QQQi", np.dtype(triangles.dtype), WIDTH=wide)
         kernel(stream, (len(out), 1), _PARTS * wide, (_at(triangles), _at(inverses), _at(out), len(out)))
 
     def triangles(
@@ -145,7 +145,7 @@ class FactorKernels(CompiledKernels):
             lower: which triangle.
             unit: its diagonal is taken as ones.
         """
-        kernel = self._of("triangles", cuda("triangles.cu"), "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
+        kernel = self._of("triangles", "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
         arguments = _at(a), leading(a), n, *deal, lower, unit, _at(out), _at(inverses)
         kernel(stream, ((-(-wide // _SQUARE)) ** 2, count), 8 * _SQUARE, arguments)
 
@@ -184,7 +184,7 @@ class FactorKernels(CompiledKernels):
             "ONES": int(diagonal == "ones"),
             "REALS": int(diagonal == "real"),
         }
-        kernel = self._of("part", cuda("part.cu"), "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
+        kernel = self._of("part", "QqqQqqQqqQqqQQQiidddd", dtype, **macros)
         numbers = [number for each in scalars for number in (complex(each).real, complex(each).imag)]
         places = [number for each in matrices for number in each]
         a_block = each * (_WARP if by_columns else _SUMMING // _WARP)
@@ -204,7 +204,7 @@ class FactorKernels(CompiledKernels):
                 its rows, and where the right-hand sides, or known unknowns, of these rows are; 1 if they are right-hand
                 sides, from which the new unknowns' part is subtracted, or 0.
         """
-        kernel = self._of("step", cuda("step.cu"), "QQqiiQQQqiQiQ", dtype, meets=True, COLUMNS=columns)
+        kernel = self._of("step", "QQqiiQQQqiQiQ", dtype, meets=True, COLUMNS=columns)
         memory, count = numbers[3] * columns * dtype.itemsize, _at(self._kept("steps", 1, np.uint32))
         kernel(stream, (self._most()[1], 1), _THREADS, (*numbers, count), memory)
 
@@ -259,7 +259,7 @@ class FactorKernels(CompiledKernels):
                 *(int(step) // array.itemsize for step in array.strides),
             )
         ]
-        kernel = self._of("refine", cuda("refine.cu"), "QqqQqqQQQiiiq", dtype, room=memory(), **macros)
+        kernel = self._of("refine", "QqqQqqQQQiiiq", dtype, room=memory(), **macros)
         arguments = *places, *about, turned, stays, size, columns
         kernel(stream, (-(-columns // tile), 1), _WARP * tile // _PARTS, arguments, memory())
 
@@ -279,9 +279,7 @@ class FactorKernels(CompiledKernels):
             tile //= 2
         # all that a multiprocessor has: warps that share one with an update's product take five times as long
         memory = self._shared_memory
-        kernel = self._of(
-            "substitute", cuda("substitute.cu"), "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile
-        )
+        kernel = self._of("substitute", "QqiQqi", dtype, room=memory, ROWS=rows, TILE=tile)
         grid = -(-columns // _COLUMNS_TOGETHER), 1
         kernel(stream, grid, _PARTS * _WARP, (_at(a), leading(a), n, _at(x), leading(x), columns), memory)
 
@@ -297,16 +295,16 @@ class FactorKernels(CompiledKernels):
         together = _COLUMNS if total <= _MOST else _COLUMNS // 2
         grid = min(-(-cols // together), (8 if total <= _MOST else 1) * self._most()[1]), 1
         threads = min(_THREADS, -(-2 * some // 32) * 32)
-        macros = {"COLUMNS": together, "FEW": _FEW, "MOST": _MOST}
+        macros: dict[str, Any] = {"COLUMNS": together, "FEW": _FEW, "MOST": _MOST}
         if total <= _FEW:
-            kernel = self._of("exchange", cuda("swap.cu"), "QqqQiii", dtype, **macros)
+            kernel = self._of("exchange", "QqqQiii", dtype, file="swap", **macros)
             kernel(stream, grid, threads, (*place, _at(pivots), total, first, back))
             return
         pairs = self._cupy.empty(4 * total, np.int32)  # CuPy gives it to later work on this stream only
-        kernel = self._compiled("pairs", cuda("pairs.cu"), "QiiiQ", MOST=_MOST)
+        kernel = self._compiled("pairs", "QiiiQ", MOST=_MOST)
         arguments = _at(pivots), total, first, back, _at(pairs)
         kernel(stream, (-(-total // _MOST), -(-some // _FEW)), _FEW, arguments)
-        kernel = self._of("swap", cuda("swap.cu"), "QqqQii", dtype, **macros)
+        kernel = self._of("swap", "QqqQii", dtype, **macros)
         kernel(stream, grid, threads, (*place, _at(pairs), total, back))
 
     def _most(self) -> tuple[int, int]:
@@ -338,7 +336,6 @@ class FactorKernels(CompiledKernels):
     def _launch(
         self,
         name: str,
-        code: str,
         parameters: str,
         stream: Any,
         a: Array,
@@ -351,7 +348,7 @@ class FactorKernels(CompiledKernels):
         dtype = np.dtype(a.dtype)
         blocks, each = self._blocks(name, rows, cols, dtype)
         assert blocks <= self._most()[1], "the panel does not fit into shared memory"
-        kernel = self._of(name, code, parameters, dtype, room=self._most()[0], meets=True, **macros)
+        kernel = self._of(name, parameters, dtype, room=self._most()[0], meets=True, **macros)
         place = _at(a), leading(a), rows, cols, each
         kernel(stream, (blocks, 1), threads, (*place, *arguments), each * (cols + 1) * dtype.itemsize)
 
@@ -373,7 +370,7 @@ class FactorKernels(CompiledKernels):
             "THREADS": _ROWS,
             "POLLS": -(-most // _WARP),
         }
-        self._launch("lu", cuda("lu.cu"), "QqiiiQiQQQ", stream, a, _ROWS, arguments, macros)
+        self._launch("lu", "QqiiiQiQQQ", stream, a, _ROWS, arguments, macros)
 
     def qr(self, stream: Any, a: Array, v: Array, t: Array, tau: Array) -> None:
         """Queue the QR factorization of a panel no wider than ``width`` says, and no wider than high. Local.
@@ -385,7 +382,7 @@ class FactorKernels(CompiledKernels):
         shown = self._kept(f"rows {dtype.name}", 2 * (_BLOCKS + 1) * widest, dtype)
         sizes, count = self._kept(f"sizes {real.name}", 2 * _BLOCKS, real), self._kept("count", 1, np.uint32)
         arguments = _at(v), leading(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
-        self._launch("qr", cuda("qr.cu"), "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
+        self._launch("qr", "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
 
 
 def _rounded(count: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype
 from ....errors import ArgumentError
-from .compiler import CompiledKernels, Grid, Kernel, Launch, cuda
+from .compiler import CompiledKernels, Grid, Kernel, Launch
 from .views import Move, View, whole_move
 
 _VECTOR_BYTES = 16
@@ -119,7 +119,7 @@ class Kernels(CompiledKernels):
             kinds: how many there are.
         """
         size = len(flags)
-        kernel = self._compiled(what, cuda("sync.cu"), f"{size}Qiiii", RANKS=size, WAITS=_WAITS)
+        kernel = self._compiled(what, f"{size}Qiiii", file="sync", RANKS=size, WAITS=_WAITS)
         return kernel.launch((1, 1), -(-size // 32) * 32, (*flags, size, rank, kind, kinds))
 
     def raise_flags(self, stream: Any, flags: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ class Kernels(CompiledKernels):
         """Queue a kernel of one warp for every so many flags. Local."""
         kernel = self._of_flags.get(name)
         if kernel is None:
-            kernel = self._compiled(name, cuda("sync.cu"), f"{_WAITS}Qi", RANKS=1, WAITS=_WAITS)
+            kernel = self._compiled(name, f"{_WAITS}Qi", file="sync", RANKS=1, WAITS=_WAITS)
             self._of_flags[name] = kernel
         for first in range(0, len(flags), _WAITS):
             some = flags[first : first + _WAITS]
@@ -204,7 +204,7 @@ class Kernels(CompiledKernels):
         if types[1].itemsize == 1:
             macros["FLOAT8"] = 1
         parameters = f"{parts or 1}QQ{outs}QQQQQQQ{_letters(types[2])}QiQQ"
-        return self._compiled("add", cuda("add.cu"), parameters, **macros)
+        return self._compiled("add", parameters, **macros)
 
     def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
@@ -284,9 +284,8 @@ class Kernels(CompiledKernels):
         if kernel is None:
             macros: dict[str, Any] = dict(zip(("T", "EACH", "INDEX", "MOVES", "FLIP"), kind, strict=True))
             macros["T"] = _WORDS[word]
-            self._movers[kind] = kernel = self._compiled(
-                "move", cuda("move.cu"), f"{_WORDS_OF_MOVE * capacity}Qi", **macros
-            )
+            parameters = f"{_WORDS_OF_MOVE * capacity}Qi"
+            self._movers[kind] = kernel = self._compiled("move", parameters, **macros)
         rest = [0] * (_WORDS_OF_MOVE * (capacity - len(moves)))
         return kernel, (grid, 1), (*words, *rest, len(moves)), len(moves)
 
@@ -342,7 +341,7 @@ class Kernels(CompiledKernels):
             ]
             capacity, number = _capacity(len(some)), _letters(dtype)
             parameters = f"{5 * capacity}QQQQQQ{number}{number}6I6I"
-            kernel = self._compiled("sum", cuda("sum.cu"), parameters, **macros, TILES=capacity)
+            kernel = self._compiled("sum", parameters, **macros, TILES=capacity)
             most = max(tile.rows * tile.cols for tile in some)
             grid = max(1, min(8 * self.multiprocessors // len(some), -(-most // _SUM_THREADS)))
             words += [0] * (5 * (capacity - len(some)))
@@ -376,9 +375,7 @@ class Kernels(CompiledKernels):
         if not row_runs * rows * col_runs * cols:
             return
         flip = "flipped" if conjugate else ""
-        kernel = self._compiled(
-            "transpose", cuda("transpose.cu"), "Q4QQ4QIIII", T=_WORDS[itemsize], FLIP=flip
-        )
+        kernel = self._compiled("transpose", "Q4QQ4QIIII", T=_WORDS[itemsize], FLIP=flip)
         tiles = -(-row_runs * rows // _TILE) * -(-col_runs * cols // _TILE)
         arguments = to, *there, of, *here, row_runs * rows, rows, col_runs * cols, cols
         kernel(stream, (min(8 * self.multiprocessors, tiles), 1), 8 * _TILE, arguments)

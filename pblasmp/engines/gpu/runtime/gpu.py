@@ -57,6 +57,7 @@ class Gpu:
         windows: symmetric memory of the ranks of this one's NVLink domain; None if there is none.
         why_no_windows: why there is no symmetric memory of all ranks, "" if there is.
         domains: the ranks that reach each other's memory, every rank in one.
+        exchange, gather: NCCL's messages and its AllGather, by addresses, on any stream.
         arena, multiprocessors, capability, shared_gpus, agreement: as of ``GpuRuntime``.
     """
 
@@ -67,6 +68,7 @@ class Gpu:
         self._cupy, self._nccl = runtime.cupy, nccl.calls
         self._runtime = runtime.cupy.cuda.runtime
         self._comm, self._take_turn = nccl.handle, runtime.take_turn
+        self.exchange, self.gather = nccl.exchange_at, nccl.gather_at
         self._streams = _NamedStreams(runtime.cupy)
         self._events = defaultdict[str, Any](partial(runtime.cupy.cuda.Event, disable_timing=True))
         with ExitStack() as self._closing:
@@ -326,26 +328,6 @@ class Gpu:
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""
         self.kernels.add(self._streams[stream], parts, outs, **how)
-
-    # -- work that is queued any number of times, on any stream
-
-    def exchange(self, stream: int, sends: int, *messages: int) -> None:
-        """Queue NCCL's messages as one group. Local to queue, collective over the ranks involved to run.
-
-        Args:
-            stream: the address of the stream.
-            sends: how many are sent; the others are received.
-            messages: of each the address, the bytes, and the other rank.
-        """
-        nccl, byte = self._nccl, 1
-        with grouped(nccl):
-            for i in range(0, len(messages), 3):
-                at, nbytes, rank = messages[i : i + 3]
-                (nccl.send if i < 3 * sends else nccl.recv)(at, nbytes, byte, rank, self._comm, stream)
-
-    def gather(self, stream: int, of: int, to: int, nbytes: int) -> None:
-        """Queue NCCL's AllGather of as many bytes of each rank, by addresses. Local to queue, collective to run."""
-        self._nccl.all_gather(of, to, nbytes, 1, self._comm, stream)
 
     # -- NCCL's collectives, on contiguous matrices; the main stream
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from ....comm import Agreement, Communicator, is_agreed, nodes_of
 from .arena import Arena, capture_of, current
@@ -17,19 +17,6 @@ from .device import Device
 from .health import Health
 
 _on: dict[int, Turns] = {}
-
-
-class Member(Protocol):
-    """What takes turns.
-
-    Attributes:
-        stream: CuPy's stream on which it queues, the one used last.
-    """
-
-    stream: Any
-
-    def let_wait(self, stream: Any, other: Any) -> bool:
-        """Let later work on a stream wait for another stream's, if it can; return whether it does. Local."""
 
 
 class Turns:
@@ -45,29 +32,30 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._members: weakref.WeakSet[GpuRuntime] = weakref.WeakSet()
         self._alone = True
-        self._behind: weakref.WeakSet[Member] = weakref.WeakSet()  # those whose work waits for the last turn
-        self._last: Member | None = None
+        # those whose work waits for the last turn
+        self._behind: weakref.WeakSet[GpuRuntime] = weakref.WeakSet()
+        self._last: GpuRuntime | None = None
         self.taken = 0
 
-    def join(self, member: Member) -> None:
+    def join(self, member: GpuRuntime) -> None:
         """Order a context from now on. Local."""
         self._members.add(member)
         self._alone = len(self._members) == 1
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: GpuRuntime) -> None:
         """Forget a context, whose work has ended. Local."""
         self._members.discard(member)
         self._alone = len(self._members) <= 1
         if self._last is member:
             self._last = None
 
-    def nothing_to_order(self, member: Member, *, takes: bool) -> bool:
+    def nothing_to_order(self, member: GpuRuntime, *, takes: bool) -> bool:
         """Return whether ``follow``, and ``take`` if the work ``takes`` a turn, would do nothing now. Local."""
         return (self._alone and self._last is member) if takes else self._last is None or self._last is member
 
-    def follow(self, member: Member, stream: Any) -> None:
+    def follow(self, member: GpuRuntime, stream: Any) -> None:
         """Let what a context queues on a stream from now on wait for the last turn of another one. Local."""
         last = self._last
         if last is None or last is member or member in self._behind:
@@ -75,7 +63,7 @@ class Turns:
         if member.let_wait(stream, last.stream):
             self._behind.add(member)
 
-    def take(self, member: Member, stream: Any) -> None:
+    def take(self, member: GpuRuntime, stream: Any) -> None:
         """Let what a context queues next on a stream wait for all others, and them for it. Local."""
         self.taken += 1
         self._last = member

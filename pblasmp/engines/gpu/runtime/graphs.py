@@ -43,19 +43,6 @@ class Recordings:
     def follow_stream(self) -> None:
         self._runtime.follow_stream()
 
-    def take_turn(self) -> None:
-        """Queue next what takes the whole GPU. Local."""
-        self._runtime.take_turn()
-
-    def follows(self, stream: int, *, takes_turn: bool) -> bool:
-        """Return whether nothing is to be ordered before more work on a stream, which may take the whole GPU. Local."""
-        runtime = self._runtime
-        return runtime.stream.ptr == stream and runtime.turns.nothing_to_order(runtime, takes=takes_turn)
-
-    def current_stream(self) -> int:
-        """Return the address of CuPy's current stream. Local."""
-        return int(self._runtime.cupy.cuda.get_current_stream().ptr)
-
     def record(self, queue: Callable[[], None], *, allocates: bool = False, apart: bool = False) -> _Recorded:
         """Record a product that has run once. Local.
 
@@ -88,7 +75,7 @@ class Recordings:
             if pieces is not None:
                 graph = pieces.ended(graph)
         runtime.follow_stream()  # back from the stream of the recording
-        recorded = _Recorded(self, graph, generation, memory, takes_turn=runtime.turns.taken > taken)
+        recorded = _Recorded(runtime, graph, generation, memory, takes_turn=runtime.turns.taken > taken)
         if self._recorded is None:
             self._recorded = weakref.WeakSet()
         self._recorded.add(recorded)
@@ -160,14 +147,14 @@ class _Recorded:
 
     def __init__(
         self,
-        store: Recordings,
+        runtime: GpuRuntime,
         graph: Any,
         generation: object,
         memory: GraphMemory | None,
         *,
         takes_turn: bool,
     ) -> None:
-        self._store, self.graph, self.generation, self.memory = store, graph, generation, memory
+        self._runtime, self.graph, self.generation, self.memory = runtime, graph, generation, memory
         self._takes_turn = takes_turn
         core = _core.load() if hasattr(graph, "graphExec") else None
         self._again = None if core is None else Relaunch(graph, core)
@@ -178,21 +165,22 @@ class _Recorded:
 
     @property
     def current(self) -> bool:
-        return self.graph is not None and self.generation == self._store._arena.generation
+        return self.graph is not None and self.generation == self._runtime.arena.generation
 
     def at_once(self, stream: int | None) -> Relaunch | None:
-        if not self.current:
-            return None
+        runtime = self._runtime
         if stream is None:
-            stream = self._store.current_stream()
-        if not self._store.follows(stream, takes_turn=self._takes_turn):
+            stream = int(runtime.cupy.cuda.get_current_stream().ptr)
+        if not self.current or runtime.stream.ptr != stream:
+            return None
+        if not runtime.turns.nothing_to_order(runtime, takes=self._takes_turn):
             return None
         again = self._again
         return again if again is None or again.at == stream else again.on(stream)
 
     def launch(self) -> None:
         if self._takes_turn:
-            self._store.take_turn()
+            self._runtime.take_turn()
         self.graph.launch()
 
     def replay(self) -> None:
@@ -200,7 +188,7 @@ class _Recorded:
             raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
         if not self.current:
             raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-        self._store.follow_stream()
+        self._runtime.follow_stream()
         self.launch()
 
 

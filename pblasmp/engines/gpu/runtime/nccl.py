@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -142,7 +144,7 @@ class Nccl:
             runtime.health.own.append(made)
         return made
 
-    @property
+    @cached_property
     def handle(self) -> Any:
         """What nccl4py's bindings take for the communicator of all ranks."""
         return nccl_handle(self.all)
@@ -188,17 +190,26 @@ class Nccl:
         self, stream: int, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
     ) -> None:
         """Queue messages as one group: contiguous arrays. Local to queue, collective over the ranks involved to run."""
+        messages = ((int(array.data.ptr), array.nbytes, rank) for array, rank in (*sends, *receives))
+        self.exchange_at(stream, len(sends), *chain.from_iterable(messages))
+
+    def exchange_at(self, stream: int, sends: int, *messages: int) -> None:
+        """Queue messages by addresses likewise.
+
+        Args:
+            stream: the address of the stream.
+            sends: how many are sent; the others are received.
+            messages: of each the address, the bytes, and the other rank.
+        """
         calls, handle = self.calls, self.handle
         with grouped(calls):
-            for array, rank in sends:
-                calls.send(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
-            for array, rank in receives:
-                calls.recv(int(array.data.ptr), array.nbytes, _BYTE, rank, handle, stream)
+            for i in range(0, len(messages), 3):
+                at, nbytes, rank = messages[i : i + 3]
+                (calls.send if i < 3 * sends else calls.recv)(at, nbytes, _BYTE, rank, handle, stream)
 
-    def all_gather(self, stream: int, of: Array, to: Array) -> None:
-        """Queue gathering each rank's contiguous array, of equal sizes, end to end at all ranks. Collective to run."""
-        at, handle = int(to.data.ptr), self.handle
-        self.calls.all_gather(int(of.data.ptr), at, of.nbytes, _BYTE, handle, stream)
+    def gather_at(self, stream: int, of: int, to: int, nbytes: int) -> None:
+        """Queue gathering as many bytes of each rank, end to end at all ranks, by addresses. Collective to run."""
+        self.calls.all_gather(of, to, nbytes, _BYTE, self.handle, stream)
 
     def broadcast(self, stream: int, arrays: Sequence[Array], root: int) -> None:
         """Queue sending arrays, each contiguous in some order, from one rank to all. Collective to run."""

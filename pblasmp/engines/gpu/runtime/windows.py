@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,6 @@ from .gpu_runtime import GpuRuntime
 from .health import nccl_handle
 from .nccl import Nccl
 from .symmetric_memory import roomy
-
-FLAGS = 80
-"""How many flags every rank has from every other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +57,17 @@ class FlagRange:
         return self.first + i
 
 
-PUSHED = FlagRange("chunk of A", 0, 8), FlagRange("chunk of B", 8, 8)
-PIECES = FlagRange("piece of a tensor-parallel product", 16, 16)
-MESSAGES = FlagRange("message in box", 32, 16)
-SLOTS = FlagRange("free slot of box", 48, 16)
-CHUNKS = FlagRange("chunk of a delivery", 64, 12)
-ROOMS = FlagRange("free buffer of deliveries", 76, 3)
-RANGES = (*PUSHED, PIECES, MESSAGES, SLOTS, CHUNKS, ROOMS)
-
-_ENDS = [flags.first + flags.count for flags in RANGES]
-if any(
-    end > first for end, first in zip(_ENDS, [*(flags.first for flags in RANGES[1:]), FLAGS], strict=True)
-):
-    raise ValueError(f"flags: the ranges must follow each other, below {FLAGS}: {RANGES}")
-
+_COUNTS = {
+    "chunk of A": 8, "chunk of B": 8, "piece of a tensor-parallel product": 16, "message in box": 16,
+    "free slot of box": 16, "chunk of a delivery": 12, "free buffer of deliveries": 3,
+}  # fmt: skip
+RANGES = [
+    FlagRange(what, end - count, count)
+    for (what, count), end in zip(_COUNTS.items(), accumulate(_COUNTS.values()), strict=True)
+]
+*PUSHED, PIECES, MESSAGES, SLOTS, CHUNKS, ROOMS = RANGES
+FLAGS = sum(_COUNTS.values())
+"""How many flags every rank has from every other one."""
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""

@@ -74,14 +74,8 @@ _COMPLEX = {"ger": "geru", "orgqr": "ungqr", "ormqr": "unmqr"}
 _WITH_TAU = "orgqr", "ormqr"
 _NUMBERS = "dot", "asum"  # in double precision for all types
 (
-    _UNFIT, _BY_PYTHON, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM, _BROKEN, _UNKNOWN,
-) = map(
-    _core.STATUSES.index,
-    (
-        *("UNFIT", "BY_PYTHON", "DONE_STAGED", "AWAIT_VOTE", "AWAIT_OTHERS"),
-        *("AWAIT_SUMS", "NEEDS_ROOM", "BROKEN", "UNKNOWN"),
-    ),
-)  # fmt: skip
+    _UNFIT, _BY_PYTHON, _, _DONE_STAGED, _AWAIT_VOTE, _AWAIT_OTHERS, _AWAIT_SUMS, _NEEDS_ROOM, _BROKEN, _, _UNKNOWN,
+) = range(len(_core.STATUSES))  # fmt: skip
 
 
 class Limits(ctypes.Structure):
