@@ -23,7 +23,7 @@ import pblasmp as pb
 from pblasmp.comm import agreement
 from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
-from pblasmp.engines.gpu.runtime.symmetric_memory import NcclWindows
+from pblasmp.engines.gpu.runtime.symmetric_memory import SymmetricHeap
 from pblasmp.engines.gpu.tensor.base import CopyProduct
 from tests.helpers import float8, inside
 from tests.helpers.cases import refuses
@@ -252,7 +252,7 @@ def test_while_another_gpu_is_current(comm: Any, path: str, reach: bool) -> None
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
     x = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
     with monkeypatch.context() as patch:
-        patch.setattr(NcclWindows, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered")))
+        patch.setattr(SymmetricHeap, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered")))
         with pytest.raises(RuntimeError, match="not registered"):
             pb.matmul(x, x, algo="default")
         assert not [kind for kind, _ in lib.gpu.alive if kind == "window"]

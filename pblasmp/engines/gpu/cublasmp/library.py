@@ -22,7 +22,7 @@ from ...arrays import overlap
 from ...direct import alias
 from ..runtime.gpu_runtime import GpuRuntime
 from ..runtime.nccl import Nccl, nccl_version
-from ..runtime.symmetric_memory import NcclWindows, NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
+from ..runtime.symmetric_memory import NvshmemHeap, SymmetricHeap, nvshmem_core, roomy
 from ..types import stored_dtype
 from . import faults
 
@@ -77,7 +77,7 @@ def symmetric_heap(runtime: GpuRuntime, library: Library) -> SymmetricHeap:
         return NvshmemHeap(comm.rank, comm.size, comm.bcast, runtime.device.index, runtime.agreement)
     import nccl.core
 
-    return NcclWindows(
+    return SymmetricHeap(
         lambda nbytes: nccl.core.mem_alloc(nbytes, runtime.device.index),
         library.cublasMpBufferRegister,
         library.cublasMpBufferDeregister,

@@ -16,49 +16,7 @@ from ....errors import LibraryNotFoundError, UnsupportedError, install
 
 
 class SymmetricHeap:
-    """Where symmetric memory comes from.
-
-    Args:
-        allocate: ``allocate(nbytes)`` returns an object with ``handle`` (an address).
-    """
-
-    def __init__(self, allocate: Callable[[int], Any]) -> None:
-        self._allocate = allocate
-        self._buffers: dict[int, tuple[Any, int]] = {}  # with their bytes, in the order of allocation
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of ``nbytes`` of new memory. Collective."""
-        buffer = self._allocate(nbytes)
-        address = int(buffer.handle)
-        self._buffers[address] = buffer, nbytes
-        return address
-
-    def free(self, address: int) -> None:
-        """Free memory, after withdrawing it from every grid. Collective."""
-        raise NotImplementedError
-
-    def drop(self, address: int) -> None:
-        """Free this rank's memory, whose communicators have been aborted, if that can be done alone. Local."""
-
-    def offer(self, address: int, grid: int) -> None:
-        """Make memory usable by a grid (a handle), if it is not; may be repeated. Collective over the grid."""
-
-    def withdraw(self, grid: int) -> None:
-        """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
-
-    def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
-        return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
-
-    def close(self) -> None:
-        """Free everything, last made first. Collective."""
-        with ExitStack() as last_first:
-            for address in self._buffers:
-                last_first.callback(self.free, address)
-
-
-class NcclWindows(SymmetricHeap):
-    """Memory of ncclMemAlloc, registered with cuBLASMp's grids.
+    """Memory that is registered with cuBLASMp's grids.
 
     Args:
         allocate: ``allocate(nbytes)`` returns an object with ``handle`` (an address) and ``close()``.
@@ -69,31 +27,44 @@ class NcclWindows(SymmetricHeap):
     def __init__(
         self,
         allocate: Callable[[int], Any],
-        register: Callable[[int, int, int], None],
-        deregister: Callable[[int, int], None],
+        register: Callable[[int, int, int], object],
+        deregister: Callable[[int, int], object],
     ) -> None:
-        super().__init__(allocate)
-        self._register, self._deregister = register, deregister
+        self._allocate, self._register, self._deregister = allocate, register, deregister
+        self._buffers: dict[int, tuple[Any, int]] = {}  # with their bytes, in the order of allocation
         self._offers: list[tuple[int, int]] = []
 
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of ``nbytes`` of new memory. Collective."""
+        buffer = self._allocate(nbytes)
+        address = int(buffer.handle)
+        self._buffers[address] = buffer, nbytes
+        return address
+
     def free(self, address: int) -> None:
+        """Free memory, after withdrawing it from every grid. Collective."""
         buffer, _ = self._buffers.pop(address)
         with ExitStack() as last_first:  # every step, even if one fails
-            last_first.callback(buffer.close)
+            last_first.callback(self._close, buffer)
             for offer in self._offers:
                 if offer[0] == address:
                     last_first.callback(self._take_back, offer)
 
+    def _close(self, buffer: Any) -> None:
+        buffer.close()
+
     def drop(self, address: int) -> None:
-        """Free memory, but deregister nothing: its communicators have been aborted. Local."""
+        """Free this rank's memory, whose communicators have been aborted, if that can be done alone. Local."""
         self._buffers[address][0].close()
 
     def offer(self, address: int, grid: int) -> None:
+        """Make memory usable by a grid (a handle), if it is not; may be repeated. Collective over the grid."""
         if (address, grid) not in self._offers:
             self._register(grid, address, self._buffers[address][1])
             self._offers.append((address, grid))
 
     def withdraw(self, grid: int) -> None:
+        """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
         with ExitStack() as last_first:
             for offer in self._offers:
                 if offer[1] == grid:
@@ -103,6 +74,16 @@ class NcclWindows(SymmetricHeap):
         self._offers.remove(offer)
         address, grid = offer
         self._deregister(grid, address)
+
+    def holds(self, address: int) -> int:
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
+        return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
+
+    def close(self) -> None:
+        """Free everything, last made first. Collective."""
+        with ExitStack() as last_first:
+            for address in self._buffers:
+                last_first.callback(self.free, address)
 
 
 def nvshmem_core() -> Any:
@@ -160,10 +141,13 @@ class NvshmemHeap(SymmetricHeap):
             uid._data[...] = bcast(uid._data)
             with agreement("Context: NVSHMEM", blocks=True):
                 core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
-        super().__init__(core.buffer)
+        super().__init__(core.buffer, lambda *_: None, lambda *_: None)
 
-    def free(self, address: int) -> None:
-        self._core.free(self._buffers.pop(address)[0])
+    def _close(self, buffer: Any) -> None:
+        self._core.free(buffer)
+
+    def drop(self, address: int) -> None:
+        """Do nothing: all ranks free memory together. Local."""
 
     def close(self) -> None:
         """Free everything, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
