@@ -159,9 +159,8 @@ static int multiply_rows_of_triangle(call *c)
 /* Whether that takes less time than if each rank gets the whole triangle and columns of B, and sends what comes of them
  * back: less moves, and the ranks meet once less; but later rows have more to multiply, and products are of ever wider
  * pieces, from a block's width on, which all together lose an eighth even if none is narrow. */
-static int is_by_rows(const call *c)
+static int is_by_rows(const call *c, const view *to)
 {
-    const view *to = &c->to;
     double order = (double)to->rows.extent, width = (double)to->cols.extent, ranks = (double)c->ranks;
     double down = (double)to->rows.nprocs, across = (double)to->cols.nprocs, block = (double)to->rows.block;
     double each = order * width / (down * across), moves = order * order / 2 / down + order * width / across;
@@ -172,8 +171,9 @@ static int is_by_rows(const call *c)
     return more <= (double)c->limits->meeting + CARRIED * less;
 }
 
-static int prepare_rows(call *c)
+static int prepare_rows(call *c, const view *to)
 {
+    c->to = *to;
     int from_right = c->side == 'R', turned = from_right == (c->op_a == 'N');
     c->x = view_of(&c->a, turned, c->op_a == 'C'), c->y = view_of(&c->b, !from_right, 0);
     span order = span_all(c->to.rows.extent);
@@ -453,34 +453,6 @@ static void tell_sums(call *c, int64_t first, int64_t last)
     }
 }
 
-static int multiply_columns(call *c, int64_t k, const diagonal *b)
-{
-    int64_t last = c->blocks - 1, next = k + period(&c->x), soon = next < last ? next : last;
-    int64_t rows = multiply_rows(c, b, k + 1, soon, 0) + multiply_rows(c, b, soon + 1, last, 0);
-    if (b->row != c->x.row && rows && await_flag(c, solved(c, k)) != OK)
-        return BROKEN;
-    multiply_rows(c, b, k + 1, soon, 1);
-    tell_sums(c, k + 1, soon);
-    multiply_rows(c, b, soon + 1, last, 1);
-    tell_sums(c, soon + 1, next <= last ? soon : last);
-    return OK;
-}
-
-static int solve_on_node(call *c)
-{
-    const view *a = &c->x;
-    for (int64_t k = 0; k < c->blocks && a->active; k++) {
-        diagonal b = block_at(c, k);
-        if (b.col != a->col)
-            continue;
-        if (b.row == a->row && solve_block(c, k, &b) != OK)
-            return BROKEN;
-        if (multiply_columns(c, k, &b) != OK)
-            return BROKEN;
-    }
-    return OK;
-}
-
 /* -- between nodes: at step 2 k the solution of block k goes to all nodes, at step 2 k - 1 sums for its rows to the node of
  * the rank that solves it. Who receives either raises the flag for its node. All ranks take the steps in one order. */
 
@@ -508,26 +480,27 @@ static int exchange_links(call *c, int64_t step)
     return end_exchange(c);
 }
 
-static int solve_between(call *c)
+static int solve_blocks(call *c)
 {
     const view *a = &c->x;
-    int64_t last = c->blocks - 1;
+    int between = !is_on_one_node(c);
+    int64_t last = c->blocks - 1, soon = between ? 1 : period(a);
     for (int64_t k = 0; k <= last; k++) {
-        diagonal b = block_at(c, k), next = block_at(c, k + 1);
-        int here = a->active && b.col == a->col;
-        if ((here && b.row == a->row && solve_block(c, k, &b) != OK) || exchange_links(c, 2 * k) != OK)
+        diagonal b = block_at(c, k);
+        int mine = a->active && b.col == a->col, here = mine && multiply_rows(c, &b, k + 1, last, 0);
+        int64_t next = least(k + soon, last); /* what comes after these blocks is not urgent */
+        if ((mine && b.row == a->row && solve_block(c, k, &b) != OK) || (between && exchange_links(c, 2 * k) != OK))
             return BROKEN;
-        here = here && multiply_rows(c, &b, k + 1, last, 0);
         if (here && b.row != a->row && await_flag(c, solved(c, k)) != OK)
             return BROKEN;
-        if (here && k < last)
-            multiply_rows(c, &b, k + 1, k + 1, 1);
-        if (k < last && a->active && next.row == a->row && next.col != a->col)
-            flag_raise(c->flags, summed(c, k + 1, a->col));
-        if (k < last && exchange_links(c, 2 * k + 1) != OK)
+        if (here)
+            multiply_rows(c, &b, k + 1, next, 1);
+        if (mine || (between && a->active))
+            tell_sums(c, k + 1, next);
+        if (between && k < last && exchange_links(c, 2 * k + 1) != OK)
             return BROKEN;
         if (here)
-            multiply_rows(c, &b, k + 2, last, 1);
+            multiply_rows(c, &b, next + 1, last, 1);
     }
     return OK;
 }
@@ -539,7 +512,7 @@ static int solve_chain(call *c)
         operand sums = slab(c, c->left, a->row, a->col);
         tile_fill(elements(c, sums), a->m, 1, c->item);
     }
-    if ((is_on_one_node(c) ? solve_on_node(c) : solve_between(c)) != OK)
+    if (solve_blocks(c) != OK)
         return BROKEN;
     if (!c->to.active)
         return OK;
@@ -583,18 +556,14 @@ int prepare_triangular(call *c)
         if (c->routine == TRSM && n == 1 && c->side == 'L' && prepare_chain(c) == OK)
             return OK;
     }
-    if (!is_single(c) && !tiny && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
-        view given = *to;
-        if (c->side == 'R')
-            *to = view_of(&c->d, 1, 0);
-        if (c->routine == TRMM && is_by_rows(c))
-            return prepare_rows(c);
-        *to = given;
-        return prepare_shares(c);
+    int spread = !is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols); /* no rank has all of a column */
+    if (spread && !tiny) {
+        view turned = c->side == 'R' ? view_of(&c->d, 1, 0) : *to;
+        return c->routine == TRMM && is_by_rows(c, &turned) ? prepare_rows(c, &turned) : prepare_shares(c);
     }
     c->kernel = triangular;
     c->old = view_of(&c->b, 0, 0);
-    if (!is_single(c) && !span_whole(c->side == 'L' ? &to->rows : &to->cols)) {
+    if (spread) {
         int by_columns = to->here.by_columns;
         c->left = stage_half(c, x, by_columns, to), c->start = stage_all(c, &c->old, by_columns, to);
         c->compute = compute_everywhere;

@@ -79,7 +79,7 @@ void staircase(call *c, const view *x, int is_lower, visit *see)
 
 static int find_update(call *c, int by_columns)
 {
-    int is_hermitian = (c->routine == HERK || c->routine == HER2K) && c->letter >= C, of_d = c->to.here.by_columns;
+    int is_hermitian = c->adjoint, of_d = c->to.here.by_columns;
     /* BLAS conjugates only what it transposes */
     REQUIRE(!is_hermitian || ((c->op_a != 'N') != of_d) == by_columns);
     double alpha[2] = {c->alpha[0], is_hermitian && !of_d ? -c->alpha[1] : c->alpha[1]};
@@ -87,7 +87,6 @@ static int find_update(call *c, int by_columns)
     /* BLAS's level 2 has no symmetric updates of complex matrices, and conjugates nothing of a Hermitian one's. */
     int fit = c->letter < C || (is_hermitian && of_d && by_columns);
     c->is_vector = c->x.cols.extent == 1 && is_one(c, &c->other) && fit;
-    c->adjoint = is_hermitian;
     c->words.uplo = (c->uplo == 'L') == of_d ? 'L' : 'U';
     c->words.op = by_columns ? 'N' : is_hermitian ? 'C' : 'T';
     return OK;
@@ -182,6 +181,7 @@ static int update_stairs(call *c)
 int prepare_updated(call *c)
 {
     int is_hermitian = (c->routine == HERK || c->routine == HER2K) && c->letter >= C, two = c->b.of != NULL;
+    c->adjoint = is_hermitian;
     REQUIRE(apart_but(c, &c->c));
     REQUIRE(c->letter < C || c->op_a != (is_hermitian ? 'T' : 'C')); /* BLAS knows only the other op */
     c->to = view_of(&c->d, 0, 0);
