@@ -28,7 +28,6 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
 
     Args:
         name: "auto", "host" or "cublasmp".
-        comm: the ranks of the context.
         nccl: an NCCL communicator of the same ranks to use (cublasmp only): its address or nccl4py's object.
 
     Raises:

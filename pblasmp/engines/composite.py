@@ -51,7 +51,6 @@ class Composite(QueuedProduct):
     On GPUs its steps replay graphs, if they can; as a whole it is recorded only when that is asked for.
 
     Args:
-        engine: where it runs.
         operands: the planned local arrays.
     """
 
@@ -160,11 +159,9 @@ class MovedProduct(WrappedProduct):
     """A product of operands copied to other layouts first; its result is copied back.
 
     Args:
-        engine: the engine that moves them.
         asked: the caller's problem.
         nearest: the problem in the layouts that operands are moved to.
         options: says which operands are read.
-        operands: the caller's arrays.
         prepare: prepares ``nearest`` for given operands.
         reasons: why they are moved.
     """
@@ -245,7 +242,6 @@ class ExchangeMove(QueuedProduct):
     """A move of ``a`` to ``d``, converting the element type on arrival. Making one is local.
 
     Args:
-        engine: whose arrays and transport.
         source, target: the layouts before and after.
         part: what is moved; None: everything.
         path: its name in reports.

@@ -427,11 +427,6 @@ def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None
 def prepare(engine: Engine, task: Task, operands: Operands) -> tuple[Product, Taken]:
     """Return the prepared product, and how its algorithm was chosen. Collective over the context.
 
-    Args:
-        engine: where it runs.
-        task: what is computed, and how.
-        operands: the local arrays.
-
     Raises:
         UnsupportedError: no algorithm can compute it.
     """

@@ -73,7 +73,6 @@ class Graphs(Protocol):
         """Record what ``queue`` queues. Local.
 
         Args:
-            queue: queues work.
             allocates: the graph keeps the arrays that it makes.
             apart: messages, on the stream of the rest, are no part of it: they are queued each time. All that is before
                 the last of them is queued at once, too, and the next launch queues the rest.
@@ -158,7 +157,6 @@ class Product:
         None if there is none, or if the other ranks must be asked.
 
         Args:
-            problem: the problem.
             once: as the attribute; the same on every rank.
         """
         return None
@@ -176,10 +174,6 @@ class Product:
 
 class Bound:
     """A product and the arrays that it runs on, which are in use until it is released. Making one is local.
-
-    Args:
-        product: the product.
-        operands: the arrays.
 
     Attributes:
         runs: how often it has run.

@@ -140,8 +140,6 @@ class Task(NamedTuple):
     """What a call asks of the engine, apart from arrays: what the ranks have agreed on.
 
     Attributes:
-        problem: what is computed.
-        options: how.
         nearest: the problem in the layouts that operands are moved to first; None: they stay where they are.
         reasons: why operands are moved, for the report.
     """

@@ -43,7 +43,6 @@ def right_looking(
     The next panel is updated and factored first, so that the other ranks have it before they need it.
 
     Args:
-        panels: the matrix.
         steps: how many panels are factored.
         finish: ``finish(k)`` factors panel k, one of this rank's, which has been updated.
         update: ``update(k, panel, group)`` updates adjacent panels of this rank with panel k, from its diagonal on, and

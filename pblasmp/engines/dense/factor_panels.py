@@ -32,7 +32,6 @@ class Reflector:
     """I - V T V^H of one panel, or a rank's rows of V, as what applies it needs it. Local.
 
     Args:
-        operations: the engine's.
         panel: the panel from its diagonal on, whose columns up to ``count`` are V below the diagonal; or rows of it.
         t: T; None where only ``products`` and ``subtract`` are needed.
         count: how many reflectors there are.
@@ -102,7 +101,6 @@ class FactorPanels:
 
     Attributes:
         shape: their number and sizes.
-        dtype: their element type.
         rank: this rank; it works if there are more workers.
         mine: the numbers of this rank's panels, ascending.
         info: of each panel, what LAPACK said of it: 0, or the index of the fault counted from 1. Valid once fetched.
@@ -133,8 +131,6 @@ class FactorPanels:
         """Return how many bytes a rank keeps beside its panels, at most. Local.
 
         Args:
-            shape: the panels.
-            dtype: their element type.
             rank: of the workers.
             carried: bytes of each array that accompanies a panel.
             delays: as for ``begin``; None: all panels stay where they are.
@@ -204,7 +200,6 @@ class FactorPanels:
         """Subtract from panels of this rank, from their diagonal on, what a panel contributes. Local.
 
         Args:
-            operations: the engine's.
             panel: a panel, or several, as ``fetch`` and ``joined`` return them: its rows are multiplied by the adjoint
                 of those of a block's columns.
             k: the number of the first.

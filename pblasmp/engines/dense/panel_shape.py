@@ -83,7 +83,6 @@ class PanelShape(NamedTuple):
         """Return the matrix in panels that ranks have for themselves, as a layout.
 
         Args:
-            dtype: its element type.
             size: processes that the grid has at least, if no rank has several panels: the others have nothing.
         """
         across = self.workers if self.panels > self.workers else max(self.workers, size)
@@ -113,8 +112,6 @@ def shape_of(
     """Return the panels of a matrix that is factored. Local.
 
     Args:
-        engine: where.
-        d: its layout.
         routine: what ``FactorProblem`` calls it.
         narrow: for reflectors, which cost as much as their panel is wide.
         shared: the GPUs of a process column may share a panel.
@@ -150,9 +147,7 @@ def _shape_on_nodes(
     """Return panels on the grid where ranks wait least: the matrix's own, if its blocks are square and fit. Local.
 
     Args:
-        d: the matrix's layout.
         usual: how wide panels are, if they are not the matrix's own.
-        nodes: the ranks of each.
         routine: what ``FactorProblem`` calls it.
         wait: elements that a rank could get while it waits for its column once.
         whole: the panels if all ranks get all of them, which are returned if they wait less then; None: they must not.
@@ -275,7 +270,6 @@ def shape_beside(engine: Engine, factored: PanelShape, cols: int, *, spreads: bo
     """Return the panels of right-hand sides: one for each rank that solves. Local.
 
     Args:
-        engine: where.
         factored: the panels of the matrix.
         cols: how many right-hand sides there are.
         spreads: if they are few, the first rank may have all: see ``Operations.spread``.

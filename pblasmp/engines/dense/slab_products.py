@@ -33,7 +33,6 @@ class SlabProduct(QueuedProduct):
     """D computed from slabs of the operands. Making and running one is collective over the ranks.
 
     Args:
-        engine: where it runs.
         slabs: D as a sum of products of slabs.
         options: beta, and the type in which products are summed.
         way: "shared", "gathered" or "panels".

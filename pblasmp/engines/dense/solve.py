@@ -38,10 +38,7 @@ class _Way:
     """Moves of bands of rows between layouts. Making one is local.
 
     Args:
-        engine: where they are.
-        of, to: the layouts.
         bands: rows, from and to.
-        dtype: the element type.
     """
 
     def __init__(

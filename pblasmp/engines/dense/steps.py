@@ -33,10 +33,7 @@ class SteppedProduct(Composite):
     """A routine as products of parts of its operands, which a subclass defines.
 
     Args:
-        engine: where it runs.
-        p: the routine.
         options: alpha, beta, compute.
-        operands: the local arrays.
     """
 
     _fences = True

@@ -155,7 +155,6 @@ class ReducedProduct(Product):
     """Each rank multiplies its part of k; the partial products are summed over all ranks. Making one is local.
 
     Args:
-        engine: where it runs.
         p: the product, of scheme "matmul_allreduce".
         options: alpha, beta, and the type in which products are summed.
         operands: the planned ones, with an epilogue and scales if there are any.

@@ -32,9 +32,7 @@ class Sides:
     """Right-hand sides, which are replaced by solutions: here each worker has some columns of them. Local to make.
 
     Args:
-        bench: where it is computed.
         panels: the matrix, which is final.
-        right: the right-hand sides.
         begins: the rows before the diagonal of each panel of these are zero, or not wanted.
     """
 

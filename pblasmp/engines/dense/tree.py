@@ -118,7 +118,6 @@ class Line:
     """Ranks among which arrays travel in trees: those of a process row or column, say. Making one is local.
 
     Args:
-        engine: this rank's.
         ranks: the ranks, this one among them. Roots are given as indices into these.
         outbox: where what is sent lies.
     """

@@ -33,9 +33,6 @@ class Workbench:
     Making one is collective over the context.
 
     Args:
-        engine: where.
-        shapes: the panels of each matrix.
-        dtype: their element type.
         reflectors: the first matrix's panels get a T each.
 
     Raises:
@@ -217,9 +214,7 @@ class Mover:
     """Moves a matrix of a call between its layout and panels. Collective over the context to make.
 
     Args:
-        bench: where the panels are.
         i: which of its matrices.
-        d: the layout.
         lower: only the lower triangle or trapezoid is moved.
         strictly: nor is its diagonal moved out.
         conjugate: the panels hold the conjugate.
@@ -319,10 +314,6 @@ class PanelsProduct(Product):
     """A factorization on panels, or what is solved with one. Making and running one is collective over the context.
 
     Matrices are moved to panels, computed with there, and moved back.
-
-    Args:
-        engine: where.
-        problem: what is computed.
 
     Raises:
         UnsupportedError: the engine has no LAPACK for its arrays.

@@ -55,7 +55,6 @@ class Cusolvermp:
 
     Args:
         session: what it shares with the other parts of the engine.
-        library: cuSOLVERMp, opened.
 
     Attributes:
         c: the functions of the library.
@@ -115,7 +114,6 @@ class Cusolvermp:
 
         Args:
             routine: the function's name without its prefix.
-            dtype: the type it computes in.
             shared: C's arguments between the handle and the type.
             after: what comes between these and the type, but not in the query of the workspace.
 
@@ -177,13 +175,7 @@ def work_layout(x: MatrixDescriptor, size: int) -> MatrixDescriptor:
 
 
 class CusolvermpProduct(SpectralProduct):
-    """Eigenvalues or singular values by cuSOLVERMp. Making and running one is collective over the context.
-
-    Args:
-        engine: where.
-        library: cuSOLVERMp.
-        problem: what is computed.
-    """
+    """Eigenvalues or singular values by cuSOLVERMp. Making and running one is collective over the context."""
 
     exponents = range(1)  # near the ends of the range its eigenvectors are wrong
 

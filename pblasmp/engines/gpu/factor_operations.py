@@ -17,9 +17,10 @@ from ..arrays import adjoint_of, blas_operand, scale, set_diagonal
 from ..dense.split_panels import SplitPanels
 from ..local.slab_terms import Gemm
 from ..operations import Operations
-from .gpu_operations import LANES, LETTERS, GpuOperations
+from .gpu_operations import LANES, GpuOperations
 from .grid_panels import GridPanels, QueuedPanels
 from .kernels.factor import SUBSTITUTED, FactorKernels
+from .kernels.lt import LETTERS
 from .kernels.lt_product import Op
 from .kernels.views import View, leading
 from .session import Session
@@ -183,15 +184,13 @@ class GpuFactorOperations(GpuOperations):
             op: "N" or "T".
             a: address, rows, columns and leading dimension of a matrix in F order.
             x, y: where rows of ``columns`` elements begin, one behind the other.
-            alpha, beta: scalars.
             columns: of ``x`` and ``y``.
             dtype: of all three.
         """
         at, rows, cols, ld = a
         if columns == 1:
-            stream, letter = int(self._current().ptr), element_type(dtype).blas
-            places, lane = (at, ld, x, y), self._lane
-            self._products.gemv(stream, letter, op, (rows, cols), alpha, beta, places, kind=dtype, lane=lane)
+            stream, places = int(self._current().ptr), (at, ld, x, y)
+            self._products.gemv(stream, op, (rows, cols), alpha, beta, places, dtype, lane=self._lane)
             return
         to, of, turned = (rows, cols, _TURNED) if op == "N" else (cols, rows, _AS_IT_IS)
         matrices = x, columns, at, ld, y, columns
@@ -208,8 +207,7 @@ class GpuFactorOperations(GpuOperations):
         dtype: np.dtype,
     ) -> None:
         """Queue ``d = alpha op(a) op(b) + beta d`` on addresses, as ``LocalProducts.gemm``. Local."""
-        letter, lane = element_type(dtype).blas, self._lane
-        self._products.gemm(stream, letter, ops, sizes, alpha, beta, matrices, kind=dtype, lane=lane)
+        self._products.gemm(stream, ops, sizes, alpha, beta, matrices, dtype, lane=self._lane)
 
     def subtract(self, products: Sequence[Update], dtype: np.dtype) -> None:
         """Queue ``d -= a b^H`` for several matrices, on a few streams. Local."""

@@ -60,9 +60,6 @@ class GpuEngine(Engine):
     """GPU ranks. Making and closing one is collective over ``comm``.
 
     Args:
-        comm: the ranks of the context.
-        device: this rank's GPU.
-        library: cuBLASMp, opened.
         why: why this engine was taken.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 

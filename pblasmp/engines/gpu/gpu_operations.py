@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import DTYPES, element_type, is_float8
+from ...dtypes import DTYPES, is_float8
 from ...errors import ArgumentError, UnsupportedError
 from ...layout.pieces import LocalPart
 from ...logs import logger
 from ..arrays import blas_operand, scale, trsm_words
 from ..local.extremes import scale_by_power
 from ..product import Workspace
-from .kernels.lt import WORKSPACE_BYTES
+from .kernels.lt import LETTERS, WORKSPACE_BYTES
 from .kernels.lt_product import Batch, Op
 from .kernels.views import View, contiguous, copy_where, to_bits
 from .runtime.arena import current
@@ -31,7 +31,6 @@ _INT_MAX = 2**31 - 1
 _LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
 LANES = len(_LANES)
 _BESIDE = (*_LANES[1:], "beside3")  # likewise, but none of them is the caller's stream
-LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
 _AS_IT_IS: dict[str, Op] = {"N": "N", "T": "T"}
 _TURNED: dict[str, Op] = {"N": "T", "T": "N"}
 
@@ -191,21 +190,18 @@ class GpuOperations:
         dtype, k = d.dtype, a.shape[1]
         if not (a.dtype == b.dtype == dtype) or k == 0:
             return False
-        letter = LETTERS.get(dtype)
         (of_a, lda), (of_b, ldb), (of_d, ldd) = blas_operand(a), blas_operand(b), blas_operand(d)
         (m, n), left, right, ops = d.shape, a, b, (_AS_IT_IS[of_a], _AS_IT_IS[of_b])
         if of_d == "T":  # cuBLAS writes columns: compute the transpose
             m, n, left, right, ops = n, m, b, a, (_TURNED[of_b], _TURNED[of_a])
             lda, ldb = ldb, lda
-        if letter is None or max(m, n, k, lda, ldb, ldd) > _INT_MAX:
+        if dtype not in LETTERS or max(m, n, k, lda, ldb, ldd) > _INT_MAX:
             return False
         if self._lane == _LANES[0]:
             self._runtime.follow_stream()  # products share a workspace
         matrices = left.data.ptr, lda, right.data.ptr, ldb, d.data.ptr, ldd
         stream = self.xp.cuda.get_current_stream().ptr
-        self._products.gemm(
-            stream, letter, ops, (m, n, k), alpha, beta, matrices, kind=dtype, lane=self._lane
-        )
+        self._products.gemm(stream, ops, (m, n, k), alpha, beta, matrices, dtype, lane=self._lane)
         return True
 
     def multiply(
@@ -312,14 +308,14 @@ class GpuOperations:
         if m == 0 or n == 0:
             return
         self._check(f"solving {x.shape[0]} equations for {x.shape[1]} right-hand sides", m, n, lda, ldx)
-        scalar, letter = np.array(alpha, dtype=x.dtype), element_type(x.dtype).blas
+        scalar = np.array(alpha, dtype=x.dtype)
         arguments = (
             SIDES[side], FILLS[uplo], OPS[trans], DIAGONALS["U" if unit else "N"], m, n,
             scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
         )  # fmt: skip
         if self._lane == _LANES[0]:
             self._runtime.follow_stream()  # it shares a workspace with products
-        self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments, lane=self._lane)
+        self._products.trsm(self.xp.cuda.get_current_stream().ptr, x.dtype, *arguments, lane=self._lane)
 
     @staticmethod
     def _check(what: str, *numbers: int) -> None:

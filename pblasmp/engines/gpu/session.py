@@ -29,9 +29,6 @@ class Session:
     """What is made once on a GPU and used by all prepared products. Making and closing one is collective over ``comm``.
 
     Args:
-        comm: the ranks of the context.
-        device: this rank's GPU.
-        library: cuBLASMp, opened.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 
     Attributes:

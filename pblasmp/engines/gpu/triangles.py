@@ -30,18 +30,13 @@ class Triangles:
     those of a panel.
 
     Args:
-        operations: of the GPU.
         a: the rank's panels, in F order.
         count: how many it has.
         deal: see ``FactorKernels.triangles``.
         n: the order of the whole matrix.
         wide: ``kernels.leaf``, or a power of two times as much.
-        lower: which triangle.
         unit: its diagonal is taken as ones.
         turn: which memory they are in: what has the same number is overwritten.
-
-    Attributes:
-        wide: as above.
     """
 
     def __init__(
@@ -96,7 +91,6 @@ class Halves:
         a: the triangle.
         x: the right-hand sides, which are overwritten.
         y: the unknowns, in the same order in memory; may be ``x``.
-        lower: which triangle.
         unit: its diagonal is taken as ones.
         turn: as for ``Triangles``.
     """

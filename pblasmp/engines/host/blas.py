@@ -149,7 +149,6 @@ def gemm(
     With ``beta == 0``, ``d`` is written and never read.
 
     Args:
-        library: "scipy" or "mkl".
         a, b, d: m × k, k × n, m × n of one type: float32, float64, complex64 or complex128. Extents may exceed BLAS's
             32-bit integers: the product is then computed in parts.
 
@@ -187,8 +186,6 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
     """Replace ``b`` by the X that solves ``a X = alpha b`` for a triangular ``a``. Local.
 
     Args:
-        library: "scipy" or "mkl".
-        alpha: scales b.
         a, b: n × n and n × m of one type with one contiguous dimension each.
         lower: which triangle of ``a`` is read.
         unit: the diagonal of ``a`` is taken as ones and not read.
@@ -253,7 +250,6 @@ def _lapack(library: str, name: str, *given: Any, has_info: bool = True) -> int:
     """Call a routine of LAPACK, and return INFO, 0 if it has none. Local.
 
     Args:
-        library: "scipy" or "mkl".
         name: the routine's, without the letter of its type, which is that of the last matrix.
         *given: its arguments before INFO: letters, integers, vectors without gaps, and matrices in F order, each for
             its address and its leading dimension.
@@ -291,7 +287,6 @@ def getrf(library: str, a: Array, pivots: NDArray[np.int32]) -> int:
     """Replace ``a`` by its LU factors with partial pivoting. Local.
 
     Args:
-        library: "scipy" or "mkl".
         a: m × n.
         pivots: min(m, n) integers to write: row i was exchanged with row ``pivots[i]``, both counted from 1.
 
@@ -327,7 +322,6 @@ def geqrt(library: str, a: Array, t: Array) -> None:
     """Replace ``a`` by R and the Householder vectors, and write the Ts of their block reflectors to ``t``. Local.
 
     Args:
-        library: "scipy" or "mkl".
         a: m × n.
         t: w × min(m, n): the Ts of w columns each, side by side; the factors of the reflectors are their diagonals.
 
@@ -347,7 +341,6 @@ def gemqrt(library: str, v: Array, t: Array, x: Array, work: Array, *, adjoint: 
     """Replace ``x`` by Q x, or by the product with the adjoint of Q. Local.
 
     Args:
-        library: "scipy" or "mkl".
         v: m × k with the Householder vectors below its diagonal; the rest is not read.
         t: w × k, as ``geqrt`` has written it.
         x: m × n.
@@ -378,7 +371,6 @@ def larft(library: str, v: Array, tau: Array, t: Array) -> None:
     """Write the upper triangle T of a block reflector I - V T V^H to ``t``; the rest of ``t`` keeps its values. Local.
 
     Args:
-        library: "scipy" or "mkl".
         v: m × k with the Householder vectors below its diagonal; the rest is not read.
         tau: their k factors.
         t: k × k.
@@ -416,7 +408,6 @@ class ThreadLimit:
     Every method is local, and may be called again.
 
     Args:
-        threads: how many.
         library: the local BLAS, which is loaded.
     """
 

@@ -33,7 +33,6 @@ class HostOperations(Operations):
     """See ``engines.protocol.Operations``. Making one is local.
 
     Args:
-        library: the BLAS, "scipy" or "mkl".
         buffers: memory that all products use, one at a time.
         workers: ranks of the node that may compute at the same time.
 

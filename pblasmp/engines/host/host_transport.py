@@ -20,9 +20,6 @@ from ..protocol import SHARE, Transfer, Transport
 class Buffers:
     """Named buffers that all products of an engine use, one product at a time.
 
-    Args:
-        node: the ranks of this node.
-
     Attributes:
         node: likewise.
     """
@@ -75,8 +72,6 @@ class HostTransport(Transport):
     """See ``engines.protocol.Transport``. Making one is local.
 
     Args:
-        comm: all the ranks.
-        nodes: the ranks of each node.
         buffers: memory that all products use, one at a time.
         why_not_shared: empty, or why ranks cannot share memory.
     """

@@ -229,7 +229,6 @@ class RankLibrary:
     """A library that the ranks of a context call together. Making and closing one is collective over them.
 
     Args:
-        comm: the ranks.
         libraries: as ``MpiLibrary.opened`` returns them.
     """
 
@@ -430,7 +429,6 @@ class Scalapack(RankLibrary):
 
         Args:
             name: the routine's without P and the letter of the type.
-            dtype: the type it computes in.
             shared: its arguments up to the first workspace: letters as texts, numbers, arrays.
             works: the types of its workspaces, each with a size; an array is passed as it is.
             why: what is computed, for errors.

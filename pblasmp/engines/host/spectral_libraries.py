@@ -304,7 +304,6 @@ class LibraryMethod(SpectralMethod):
         name, least: of the algorithm.
         routines: what it computes.
         library: the library, and what makes of it what its products call.
-        product: makes the product with it.
         misfit: returns why a matrix does not fit the library, which so many ranks call, or an empty string.
     """
 

@@ -42,7 +42,6 @@ def scaling(size: float, dtype: np.dtype, *, root: bool = False, exponents: rang
 
     Args:
         size: the largest element.
-        dtype: the element type.
         root: the range in which squares, and those of their roundings, neither overflow nor underflow. That of ?SYEVD
             is wider by the root of eps: at its lower end bisection loses a third of the digits.
         exponents: of two, among which that of ``size`` is to be instead: any other becomes the first.
@@ -103,7 +102,6 @@ def is_dependent(xp: Any, diagonal: Array, sizes: Array, tolerance: float) -> Ar
     columns of A may have units of their own.
 
     Args:
-        xp: the module of the arrays.
         diagonal: of R.
         sizes: of its columns.
         tolerance: 0: only exact zeros are meant.

@@ -23,12 +23,7 @@ _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 class Finish:
-    """The computation that follows a product on this rank. Making one is local.
-
-    Args:
-        engine: the engine of the arrays.
-        p: the product.
-    """
+    """The computation that follows a product on this rank. Making one is local."""
 
     def __init__(self, engine: Engine, p: MatmulProblem) -> None:
         self._xp, self._p, self._transport = engine.xp, p, engine.transport
@@ -56,7 +51,6 @@ class Finish:
 
         Args:
             x: the part, in the memory order of D.
-            operands: those of the run.
             epilogue: False: only scales are applied.
         """
         e = (operands.epilogue if epilogue else None) or Epilogue()
@@ -111,7 +105,6 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
     """Add the bias and apply the activation in place. Local.
 
     Args:
-        xp: numpy or cupy.
         e: the epilogue; its arrays are of that module.
         v: a part of D in the type that it is summed in, its contiguous dimension last.
         aux: the epilogue's auxiliary array, transposed like ``v``.
@@ -138,7 +131,6 @@ def scale_and_clip(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
     """Update ``amax``, then scale ``v`` and clip it to the range of ``dtype``. Local.
 
     Args:
-        xp: numpy or cupy.
         scales: with arrays of that module; ``amax`` holds the largest absolute value of the earlier parts.
         dtype: the type of D; only NumPy arrays may have 8 bits.
         v: the part, in the type that it is summed in.

@@ -42,7 +42,6 @@ class Gemm(NamedTuple):
     """``target = alpha left right + beta c``, where it applies.
 
     Attributes:
-        alpha, beta: scalars.
         left, right: slabs, rows × k and k × columns.
         target: the array to write.
         start: global index where k begins.
@@ -281,8 +280,6 @@ class ResultPart:
         """Write into D what ``of`` returns for given rows and columns, plus beta C. Local.
 
         Args:
-            operations: the engine's.
-            beta: scales C.
             c: like ``d``; may be ``d``, or None for that.
             d: the local result.
             of: returns the values to add.

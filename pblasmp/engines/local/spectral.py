@@ -37,8 +37,6 @@ class SpectralProduct(Product):
     """Eigenvalues or singular values by a library. Making and running one is collective over the context.
 
     Args:
-        engine: where.
-        problem: what is computed.
         work: the layout in which A is computed with.
 
     Attributes:
@@ -215,8 +213,6 @@ class OneRankMethod(SpectralMethod):
     """One rank computes, and tells the others: for small matrices, and for one rank.
 
     Args:
-        name: the algorithm's.
-        product: makes the product.
         most: the largest order, or longer side, for which one rank is as fast as all.
         singular: for singular values the most ranks, and the longest side, for which it is.
     """

@@ -31,7 +31,6 @@ def squares(xp: Any, values: Any) -> Scaled:
     """Return the sum of the squares of the absolute values, in double precision, as ``(e, s)``. Local.
 
     Args:
-        xp: the module of the array.
         values: float64 or complex128, at least one.
     """
     parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
@@ -165,7 +164,6 @@ def stored(
     """Return what elements stand for, in double precision, and which of them count twice; None: none. Local.
 
     Args:
-        xp: the module of the arrays.
         values: elements of a matrix, a part of its rows and columns.
         rows, cols: which, counted from 0.
         kind: "all", "triangular", "symmetric", "hermitian", or "diagonal": the rest counts as 0.

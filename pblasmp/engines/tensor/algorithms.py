@@ -479,7 +479,6 @@ class SharedMemoryMethod(TensorMethod):
     """A tensor-parallel product on the ranks of one node.
 
     Args:
-        name: the algorithm.
         kinds: its products by form; "between_nodes" is that of a form which several nodes have, too.
     """
 

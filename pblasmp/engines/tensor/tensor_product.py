@@ -139,7 +139,6 @@ class TensorProduct(Product, Generic[OperandsT]):
     """A tensor-parallel product in terms of an engine's tools.
 
     Attributes:
-        p: the product.
         options: alpha, beta, types.
         rank, size: of the ranks.
         peers: the other ranks, in an order that spreads the receivers.
@@ -239,8 +238,6 @@ class ParallelProduct(TensorProduct[Operands]):
     """A tensor-parallel product by an engine's operations and transport. Making one is local.
 
     Args:
-        engine: where it runs.
-        p: the product.
         options: alpha, beta, the type in which partial sums travel.
     """
 

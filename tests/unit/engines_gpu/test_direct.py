@@ -19,6 +19,7 @@ from pblasmp.engines.direct.asked import SlabSets
 from pblasmp.engines.gpu.direct import GpuDirect, builder, computers, gpu_direct
 from pblasmp.engines.gpu.direct.builder import Template
 from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.nccl import Nccl
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 from tests.helpers import fakepeers
@@ -165,8 +166,8 @@ def test_any_layout(monkeypatch, routine, size, hosts, least):
     """
     done, gathers = 0, list[int]()
     monkeypatch.setattr(builder, "GATHERED", least)
-    gather = Gpu.gather
-    monkeypatch.setattr(Gpu, "gather", lambda gpu, *args: (gathers.append(args[-1]), gather(gpu, *args)))
+    gather = Nccl.gather_at
+    monkeypatch.setattr(Nccl, "gather_at", lambda of, *args: (gathers.append(args[-1]), gather(of, *args)))
     monkeypatch.setattr(fakepeers, "ROOM", 1 << (17 if hosts else 16))
     seeds, name = draws(6, long=14), "b" if routine in ("trsm", "trmm") else "c"
     for seed in range(seeds):
@@ -213,8 +214,8 @@ def test_any_layout(monkeypatch, routine, size, hosts, least):
 def test_products_of_16_bits(monkeypatch, grid, hosts, dtype, order):
     """In any of the four forms; other routines are not direct."""
     monkeypatch.setattr(builder, "GATHERED", 1 if hosts == "gathered" else 1 << 20)
-    gathers, gather = list[int](), Gpu.gather
-    monkeypatch.setattr(Gpu, "gather", lambda gpu, *args: (gathers.append(args[-1]), gather(gpu, *args)))
+    gathers, gather = list[int](), Nccl.gather_at
+    monkeypatch.setattr(Nccl, "gather_at", lambda of, *args: (gathers.append(args[-1]), gather(of, *args)))
     rng, ranks, kind = np.random.default_rng(8), Ranks(grid[0] * grid[1], hosts=bool(hosts)), DTYPES[dtype]
     d = pb.MatrixDescriptor((14, 14), 3, pb.Grid(*grid), dtype=kind, order=order)
     values = [rng.integers(-2, 3, d.shape).astype(float) for _ in range(3)]

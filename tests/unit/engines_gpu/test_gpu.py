@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank queues on its GPU (runtime/gpu.py)."""
+"""What a rank queues on its GPU (runtime/nccl.py)."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.nccl import Nccl
 
 
 def test_a_message_that_fails_ends_its_group():
@@ -19,5 +19,5 @@ def test_a_message_that_fails_ends_its_group():
         group_start=lambda: done.append("start"), send=send, group_end=lambda: done.append("end")
     )
     with pytest.raises(ZeroDivisionError):
-        Gpu.exchange(SimpleNamespace(_nccl=nccl, _comm=3), 0, 1, 64, 8, 1)
+        Nccl.exchange_at(SimpleNamespace(calls=nccl, handle=3), 0, 1, 64, 8, 1)
     assert done == ["start", "end"]

@@ -252,7 +252,9 @@ def test_while_another_gpu_is_current(comm: Any, path: str, reach: bool) -> None
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
     x = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
     with monkeypatch.context() as patch:
-        patch.setattr(SymmetricHeap, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered")))
+        patch.setattr(
+            SymmetricHeap, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered"))
+        )
         with pytest.raises(RuntimeError, match="not registered"):
             pb.matmul(x, x, algo="default")
         assert not [kind for kind, _ in lib.gpu.alive if kind == "window"]

@@ -200,8 +200,8 @@ def test_a_flag_that_is_raised_before_it_was_seen():
     peers = Peers(2)
     main = peers.gpus[0].stream("main")
     for _ in range(2):
-        peers.gpus[0].windows.raise_flag(main, 1, 79)
-    with faulty("raise 79 of 1: it was not seen yet"):
+        peers.gpus[0].windows.raise_flag(main, 1, 78)
+    with faulty("raise 78 of 1: it was not seen yet"):
         peers.run(0)
 
 
@@ -218,9 +218,9 @@ def test_two_streams_that_write_the_same_bytes():
 def test_a_flag_that_nobody_waits_for_or_that_never_comes():
     peers = Peers(2)
     main = peers.gpus[0].stream("main")
-    peers.gpus[0].windows.raise_flag(main, 1, 79)
+    peers.gpus[0].windows.raise_flag(main, 1, 78)
     with faulty("flags that nobody waited for"):
         peers.run(0)
-    peers.gpus[0].windows.await_flag(main, 1, 79)
+    peers.gpus[0].windows.await_flag(main, 1, 78)
     with faulty("deadlock"):
         peers.run(0)

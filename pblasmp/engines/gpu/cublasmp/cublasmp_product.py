@@ -265,11 +265,7 @@ def received_bytes(form: ColumnMajorProduct, problem: MatmulProblem, rank: int) 
 
 
 class MatmulMethod(Method):
-    """An algorithm of cublasMpMatmul.
-
-    Args:
-        name: the algorithm.
-    """
+    """An algorithm of cublasMpMatmul."""
 
     least = 1.0
 

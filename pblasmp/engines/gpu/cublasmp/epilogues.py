@@ -175,9 +175,7 @@ class FinishedProduct(WrappedProduct):
     """A product, and what CuPy computes from its rounded result: an epilogue or amax.
 
     Args:
-        engine: where it runs.
         product: the product alone.
-        p: the problem.
         operands: the planned ones.
         why: why the library does not compute the epilogue; empty if it does.
         reason: the reason in the report.

@@ -240,13 +240,7 @@ class CublasmpLevel3(PreparedCall):
 
 
 class ScaledC(Product):
-    """D = beta C where it is written, because alpha is 0 or an extent is: there is nothing to multiply. Local.
-
-    Args:
-        engine: the engine of the arrays.
-        problem: the product or the routine.
-        beta: scales C.
-    """
+    """D = beta C where it is written, because alpha is 0 or an extent is: there is nothing to multiply. Local."""
 
     path = "D = beta C: there is nothing to compute"
     queues = True

@@ -140,9 +140,7 @@ class Cublasmp:
     """cuBLASMp on one GPU of a context. Making and closing one is collective over the context.
 
     Args:
-        runtime: this rank's GPU.
         nccl: the communicators that grids are made of.
-        library: cuBLASMp, opened.
         heap: where symmetric memory comes from; closed by the caller.
 
     Attributes:

@@ -29,7 +29,6 @@ class PreparedCall(Product, ABC):
     is pointed at the arrays that it ran on last, until these are released.
 
     Args:
-        library: cuBLASMp.
         routine: the function's name without its prefix.
         grid: the grid whose workspace is used.
         operands: those that ``run`` is expected to get.

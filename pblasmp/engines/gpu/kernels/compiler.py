@@ -75,11 +75,7 @@ def with_macros(code: str, macros: Mapping[str, Any]) -> str:
 
 
 class CompiledKernels:
-    """Kernels, compiled for the current GPU when they are needed. Local.
-
-    Args:
-        cupy: the module.
-    """
+    """Kernels, compiled for the current GPU when they are needed. Local."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -199,7 +195,6 @@ def loaded(device: int, text: str, name: str, room: int = 0, target: str = "") -
     Args:
         device: the GPU's CUDA index.
         text: in CUDA C++, without headers.
-        name: of the kernel.
         room: bytes of shared memory that a launch may ask for.
         target: "sm_90a", for example; by default the GPU's own.
 

@@ -50,7 +50,6 @@ class FactorKernels(CompiledKernels):
     """The kernels of factorizations. Local.
 
     Args:
-        cupy: the module.
         shared_memory: bytes that a block of threads can have.
         multiprocessors: of the GPU.
     """
@@ -132,7 +131,6 @@ class FactorKernels(CompiledKernels):
         """Queue the copying of the triangles on the diagonal of a rank's panels. Local.
 
         Args:
-            stream: where it is queued.
             a: the rank's panels.
             count: how many it has.
             deal: the columns of a panel, how many panels side by side are dealt at once, round how many ranks, and
@@ -142,7 +140,6 @@ class FactorKernels(CompiledKernels):
                 is not ``lower``, the transpose of U, with zeros above the diagonal and ones behind its last column.
             inverses: becomes zero in the same places.
             wide: at least as many as columns of a panel.
-            lower: which triangle.
             unit: its diagonal is taken as ones.
         """
         kernel = self._of("triangles", "QqqiiiiiiQQ", np.dtype(a.dtype), WIDTH=wide)
@@ -162,14 +159,11 @@ class FactorKernels(CompiledKernels):
         """Queue the product of a part of a matrix and few columns. Local.
 
         Args:
-            stream: where it is queued.
-            dtype: the element type.
             matrices: the left one, the right one, the target and what ``beta`` scales, each by its address, and how
                 many elements apart its rows and columns are.
             runs: for each row of the left one, which of its elements count, from and to, and which is on the main
                 diagonal, or -1.
             columns: of the right one.
-            scalars: alpha and beta.
             diagonal: as in ``LeftPart``.
         """
         rows = len(runs[0])
@@ -195,8 +189,6 @@ class FactorKernels(CompiledKernels):
         """Queue one panel's step of a triangular solve for few right-hand sides. Local.
 
         Args:
-            stream: where it is queued.
-            dtype: the element type.
             columns: how many right-hand sides; a row of them is contiguous, and rows follow each other.
             numbers: where the inverse of the panel's triangle and the triangle are, and the leading dimension of both;
                 the order of the triangle; 1 for its transpose, otherwise 0; where the right-hand sides are, which are
@@ -226,7 +218,6 @@ class FactorKernels(CompiledKernels):
         substitution gives.
 
         Args:
-            stream: where it is queued.
             x, found: an array each, and its first row that is meant.
             size: how many rows.
             about: where the triangle is, its inverse and its condition.
@@ -267,7 +258,6 @@ class FactorKernels(CompiledKernels):
         """Queue the solution of ``a y = x`` in the place of ``x``: ``a`` has ones on its diagonal. Local.
 
         Args:
-            stream: where it is queued.
             a: a lower triangle in F order, of no more rows than ``SUBSTITUTED``.
             x: in F order.
         """

@@ -79,7 +79,6 @@ class Deal(NamedTuple):
     """How the indices of a process are dealt out: in blocks, of which every ``nprocs``-th is its own.
 
     Attributes:
-        block, nprocs: as above.
         turn: which block is its first.
         lead: how many indices the first block of all lacks.
         skipped: how many of these it would have.
@@ -157,7 +156,6 @@ class Kernels(CompiledKernels):
         """Queue ``out = scale f(sum of parts + beta C + bias)``, summed in float32 or wider, rounded once. Local.
 
         Args:
-            stream: CuPy's.
             parts: matrices of one shape, type and leading dimension, added in this order; none: their sum is 0.
             outs: where the same result is stored, here or at peers; all but the first share a leading dimension.
             beta, c: read if beta is not 0.
@@ -308,7 +306,6 @@ class Kernels(CompiledKernels):
 
         Args:
             dtype: the type of all matrices, of those that BLAS has.
-            tiles: the parts.
             d, x, c: how the matrices are stored.
             alpha, beta: scalars; C is not read if beta is 0.
             conjugate: X's conjugate is added.
@@ -364,7 +361,6 @@ class Kernels(CompiledKernels):
         """Queue a copy of runs of rows x runs of columns: rows are adjacent in ``to``, columns in ``of``. Local.
 
         Args:
-            stream: CuPy's.
             to, of: addresses, multiples of ``itemsize`` as all strides are.
             there, here: bytes from one to the next: runs of rows, rows, runs of columns, columns.
             extents: how many of each.

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ....dtypes import DTYPES, accumulation_dtype, is_float8
+from ....dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ....errors import UnsupportedError
 from ...direct.asked import host_address
 from ..types import DATA_TYPES, OPS, compute_type
@@ -34,6 +34,9 @@ _REMEMBERED = 4096  # products, with descriptors and heuristics: a few kB each; 
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 
 ANY_ALGORITHM = -1
+
+LETTERS = {np.dtype(name): element_type(np.dtype(name)).blas for name in ("f4", "f8", "c8", "c16")}
+"""Those of cuBLAS's routines, by the element types that it has them for."""
 
 
 class LocalProducts:
@@ -100,10 +103,8 @@ class LocalProducts:
         """Queue ``D = alpha op(X) op(W) + beta C`` and ``finish``, with one rounding. Local.
 
         Args:
-            stream: address of the CUDA stream.
             x, w, d: ``op(x)`` is m × k, ``op(w)`` is k × n, ``d`` is m × n; ``d`` may be in a peer's memory.
             op_x, op_w: "N", "T" or "C".
-            alpha, beta: scalars.
             c: like ``d``; may be ``d``; by default ``d``.
             finish: bias, activation, scales.
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
@@ -168,14 +169,13 @@ class LocalProducts:
     def gemm(
         self,
         stream: int,
-        letter: str,
         ops: tuple[Op, Op],
         sizes: tuple[int, int, int],
         alpha: complex,
         beta: complex,
         matrices: tuple[int, int, int, int, int, int],
+        dtype: np.dtype,
         *,
-        kind: np.dtype,
         lane: str = "main",
     ) -> None:
         """Queue ``D = alpha op(A) op(B) + beta D`` by cuBLAS, on matrices in F order. Local.
@@ -183,61 +183,44 @@ class LocalProducts:
         cuBLASLt takes 20 to 300 µs of the host to find how it computes a product of new sizes, cuBLAS takes 5.
 
         Args:
-            stream: address of the CUDA stream.
-            letter: "s", "d", "c" or "z", of all three matrices.
             ops: "N", "T" or "C" of A and of B.
             sizes: rows and columns of D, and the extent that is summed over.
-            alpha, beta: scalars.
             matrices: address and leading dimension of A, B and D.
-            kind: the element type of ``letter``.
+            dtype: of all three matrices, one of ``LETTERS``.
             lane: as in ``multiply``.
         """
-        at = self._scalars_at(alpha, beta, kind)
+        at = self._scalars_at(alpha, beta, dtype)
         *factors, d, ldd = matrices
         op_a, op_b = OPS[ops[0]], OPS[ops[1]]
-        call = getattr(self.cublas, f"{letter}gemm")
-        call(self.solver(stream, lane), op_a, op_b, *sizes, at, *factors, at + kind.itemsize, d, ldd)
+        call = getattr(self.cublas, f"{LETTERS[dtype]}gemm")
+        call(self.solver(stream, lane), op_a, op_b, *sizes, at, *factors, at + dtype.itemsize, d, ldd)
 
     def gemv(
         self,
         stream: int,
-        letter: str,
         op: Op,
         sizes: tuple[int, int],
         alpha: complex,
         beta: complex,
         places: tuple[int, int, int, int],
+        dtype: np.dtype,
         *,
-        kind: np.dtype,
         lane: str = "main",
     ) -> None:
         """Queue ``y = alpha op(A) x + beta y`` by cuBLAS, A in F order, vectors without gaps. Local.
 
         Args:
-            stream: address of the CUDA stream.
-            letter: "s", "d", "c" or "z", of all three.
-            op: "N", "T" or "C".
-            sizes: rows and columns of A.
-            alpha, beta: scalars.
             places: address and leading dimension of A, and the addresses of x and y.
-            kind: the element type of ``letter``.
-            lane: as in ``multiply``.
+            stream, op, sizes, alpha, beta, dtype, lane: as in ``gemm``; ``sizes`` are A's.
         """
-        at = self._scalars_at(alpha, beta, kind)
+        at = self._scalars_at(alpha, beta, dtype)
         a, lda, x, y = places
-        call = getattr(self.cublas, f"{letter}gemv")
-        call(self.solver(stream, lane), OPS[op], *sizes, at, a, lda, x, 1, at + kind.itemsize, y, 1)
+        call = getattr(self.cublas, f"{LETTERS[dtype]}gemv")
+        call(self.solver(stream, lane), OPS[op], *sizes, at, a, lda, x, 1, at + dtype.itemsize, y, 1)
 
-    def trsm(self, stream: int, letter: str, *arguments: int, lane: str = "main") -> None:
-        """Queue cuBLAS's trsm. Local.
-
-        Args:
-            stream: address of the CUDA stream.
-            letter: "s", "d", "c" or "z".
-            arguments: what follows the handle in C; alpha is on the host.
-            lane: as in ``multiply``.
-        """
-        getattr(self.cublas, f"{letter}trsm")(self.solver(stream, lane), *arguments)
+    def trsm(self, stream: int, dtype: np.dtype, *arguments: int, lane: str = "main") -> None:
+        """Queue cuBLAS's trsm, given what follows the handle in C; alpha is on the host. Local."""
+        getattr(self.cublas, f"{LETTERS[dtype]}trsm")(self.solver(stream, lane), *arguments)
 
     def solver(self, stream: int, lane: str = "main") -> int:
         """Return cuBLAS's handle, which queues on a stream, with a lane's workspace. Local."""

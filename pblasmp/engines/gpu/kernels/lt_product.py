@@ -188,7 +188,6 @@ def key_of(asked: LtFields, rows: int) -> tuple[Any, ...]:
 
     Args:
         asked: the fields of an ``LtProduct``, in its order.
-        rows: as above.
     """
     x, w, c, d, op_x, op_w, no_c, finish, compute, batch = asked
     more = rows - d.rows

@@ -122,7 +122,6 @@ def way_of_parts(
 
     Args:
         form: one of ``FORMS``.
-        ranks: their number.
         rows, cols: of the sums of all ranks.
         line: bytes of a row of X on a rank.
         blocks: that run at once.
@@ -155,7 +154,6 @@ def tiling(
 
     Args:
         form: one of ``FORMS``.
-        ranks: their number.
         rows, cols: of the largest share of a rank; if parts are exchanged, of everything.
         line: bytes of a row of X on a rank.
         parts: how they travel.
@@ -297,7 +295,6 @@ class OneKernel:
 
         Args:
             x: the type of X.
-            ranks, tiles: as above.
         """
         self.ranks, self.tiles, self._step = ranks, tiles, _LINE_BYTES // x.itemsize
         self._pairs = is_float8(x) and tiles.width <= _WIDEST_PART  # it takes two steps of k at a time

@@ -120,7 +120,6 @@ class Blocks(NamedTuple):
 
     Attributes:
         to, of: addresses.
-        width, height, depth: as above.
         pitches: bytes from one line to the next, in ``to`` and in ``of``.
         slices: bytes from one slice to the next, multiples of the pitches.
     """
@@ -260,7 +259,6 @@ def convert(xp: Any, x: Any, of: np.dtype, to: np.dtype) -> Any:
     """Return an array of another type, as NumPy's ``astype`` with ml_dtypes rounds. Local.
 
     Args:
-        xp: numpy or cupy.
         x: an array of type ``of``; of bytes if that is an 8-bit float.
         of, to: element types, of which at least one is an 8-bit float. The result is bytes if ``to`` is one, else
             float32.
@@ -277,7 +275,6 @@ def to_bits(xp: Any, x: Any, dtype: np.dtype, *, saturates: bool = True) -> Any:
     """Return the bytes of float32 numbers rounded to 8-bit floats, ties to even. Local.
 
     Args:
-        xp: numpy or cupy.
         x: an array of float32.
         dtype: the 8-bit type.
         saturates: numbers that are too large become the largest one; otherwise infinity, or NaN if the type has none.

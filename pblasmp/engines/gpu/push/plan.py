@@ -311,7 +311,6 @@ class PushPlan:
 
     Args:
         p: the product, of scheme "gemm".
-        size: how many ranks there are.
 
     Attributes:
         slabs: of A and of B.

@@ -52,9 +52,7 @@ class Pushed:
     """The work that this rank queues for one product. Making one is collective: it reserves symmetric memory.
 
     Args:
-        gpu: this rank's.
         plan: who sends what.
-        p: the product.
         multiply: computes a local product: takes the name of a stream, then the arguments of ``operations.multiply``.
 
     Attributes:
@@ -314,10 +312,6 @@ class PushedProduct(QueuedProduct):
     """A product of distributed matrices. Making and running one is collective over the context.
 
     Args:
-        engine: where it runs.
-        session: its GPU.
-        p: the product.
-        options: how.
         operands: the planned ones, whose epilogue and scales every run has.
     """
 

@@ -81,7 +81,6 @@ class GraphMemory:
     the pool gets all memory from here.
 
     Args:
-        cupy: the module.
         give_up: frees what others can do without.
 
     Attributes:
@@ -137,7 +136,6 @@ class Arena:
     are given up that no graph uses, nor what is prepared or runs now: the next product that needs them makes them anew.
 
     Args:
-        cupy: the module.
         settle: ``settle(stream)`` lets later work on a stream wait for all that was queued so far: CuPy gives the
             memory of a freed array to the next array that is made on the same stream.
 
@@ -188,7 +186,6 @@ class Arena:
         """Keep the memory of today's buffers as long as a recorded graph, whose ``graph`` is None at its end.
 
         Args:
-            recorded: the graph.
             used: the buffers that it uses, by default all; those that are known by their addresses count anyway.
         """
         self._graphs[recorded] = used

@@ -52,7 +52,6 @@ class OnDevice:
 
     Args:
         runtime: CuPy's ``cuda.runtime``.
-        index: the GPU.
     """
 
     __slots__ = ("_before", "_index", "_runtime")

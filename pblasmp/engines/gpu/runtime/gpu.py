@@ -47,10 +47,6 @@ class _NamedStreams(dict[str, Any]):
 class Gpu:
     """One GPU and its peers. Making and closing it is collective.
 
-    Args:
-        runtime: the GPU.
-        nccl: the communicators.
-
     Attributes:
         products: cuBLASLt.
         kernels: CUDA kernels.
@@ -276,8 +272,6 @@ class Gpu:
         """Copy a matrix from or to a peer, by a copy engine. Local.
 
         Args:
-            stream: where it is queued.
-            to, of: the matrices.
             count: how many equal matrices are copied.
             steps: the entries from one to the next, in ``to`` and in ``of``.
         """

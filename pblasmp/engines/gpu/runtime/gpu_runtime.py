@@ -87,18 +87,12 @@ NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 class GpuRuntime:
     """One GPU of a context. Making and closing one is collective over ``comm``.
 
-    Args:
-        comm: the ranks of the context.
-        device: this rank's GPU.
-
     Attributes:
-        cupy: the module.
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         multiprocessors: the fewest of all ranks' GPUs, as pieces and flags follow from it.
         shared_memory: bytes that a block of threads can have on any of them.
         shared_gpus: whether ranks share a GPU.
         multicast: no rank's environment switches NVLink multicast off.
-        nodes: the ranks of each node.
         why_unregistered: why NCCL registers no memory of the ranks; "" as long as nobody has found that.
         arena: the memory that products share.
         health: whether the GPU still works, and what aborts it.

@@ -47,7 +47,6 @@ class Recordings:
         """Record a product that has run once. Local.
 
         Args:
-            queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
             apart: NCCL's calls, which are on the stream that is recorded, stay outside: the graph is in pieces, and all
                 but the last one are queued meanwhile.
@@ -194,10 +193,6 @@ class _Recorded:
 
 class Relaunch:
     """A recorded graph, to be queued any number of times while it exists. Local.
-
-    Args:
-        graph: CuPy's.
-        core: the compiled core.
 
     Attributes:
         core, launch, stream: as in ``comm.Ready``.

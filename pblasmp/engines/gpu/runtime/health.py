@@ -38,7 +38,6 @@ class Health:
     """A rank's GPU and NCCL for the context's side channel: tells whether they work, and aborts them. Local.
 
     Args:
-        comm: the ranks of the context.
         device: this rank's GPU, the current one.
 
     Attributes:

@@ -30,7 +30,6 @@ class HostCopies:
     """The pinned buffers of one GPU, made when they are first needed. Local.
 
     Args:
-        cupy: the module.
         ranks: how many ranks share the cores of this node.
         wait: waits for an event; by default the event's own method.
     """

@@ -112,7 +112,6 @@ class Deliveries:
 
     Args:
         gpu: this rank's GPU, which must reach all others' memory.
-        name: of the buffers.
     """
 
     count = ROOMS.count

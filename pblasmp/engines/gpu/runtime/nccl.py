@@ -99,7 +99,6 @@ class Nccl:
     """NCCL's communicators over the ranks of a context, and over some of them. Making one is collective.
 
     Args:
-        runtime: this rank's GPU.
         given: a communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 
     Attributes:
@@ -197,7 +196,6 @@ class Nccl:
         """Queue messages by addresses likewise.
 
         Args:
-            stream: the address of the stream.
             sends: how many are sent; the others are received.
             messages: of each the address, the bytes, and the other rank.
         """

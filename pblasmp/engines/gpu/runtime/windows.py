@@ -118,13 +118,10 @@ class Windows:
     that.
 
     Args:
-        runtime: this rank's GPU.
         communicator: nccl4py's, of the members.
         domains: the ranks of each, in the communicators' order. Buffers are as large in all of them.
-        kernels: for the barriers.
 
     Attributes:
-        domains: as above.
         members: the ranks of this rank's domain.
         arrive: queues on a stream: signal every rank that this rank's product has ended. This and the next two are
             kernels, for times when no GEMM runs.
@@ -348,11 +345,6 @@ def open_windows(runtime: GpuRuntime, nccl: Nccl, kernels: Kernels) -> Windows |
 
     It is shared by all ranks if NCCL gives them each other's addresses, otherwise by those of each node, which are then
     the NVLink domains; also if PBLASMP_RANKS_PER_NODE divides a machine into several nodes.
-
-    Args:
-        runtime: this rank's GPU.
-        nccl: the communicators.
-        kernels: for the barriers.
     """
     from nccl import core
 

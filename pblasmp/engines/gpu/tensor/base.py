@@ -33,9 +33,7 @@ class Views:
 
     Args:
         gpu: the GPU on which scales that are numbers are stored.
-        p: the product.
         options: says whether C is read.
-        operands: of the run.
 
     Attributes:
         scaled: the scales of the operands alone: for products whose parts are added later.
@@ -73,7 +71,6 @@ class CopyProduct(TensorProduct[Views]):
     Making one reserves symmetric memory.
 
     Args:
-        session: this rank's GPU.
         p: the product; the same on every rank.
         options: alpha, beta, types.
 

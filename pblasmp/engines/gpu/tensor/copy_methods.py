@@ -227,11 +227,7 @@ PRODUCTS: tuple[type[CopyProduct], ...] = (
 
 
 class CopyMethod(TensorMethod):
-    """A tensor-parallel product from local GEMMs and copies between GPUs.
-
-    Args:
-        kind: the product.
-    """
+    """A tensor-parallel product from local GEMMs and copies between GPUs."""
 
     def __init__(self, kind: type[CopyProduct]) -> None:
         self.name, self.forms, self._kind = kind.name, (kind.form,), kind

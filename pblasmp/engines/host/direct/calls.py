@@ -142,7 +142,6 @@ class HostDirect:
     """Direct calls of the host engine; without the core none is for them. Making one is local.
 
     Args:
-        library: the local BLAS.
         buffers: where slabs are; ``FIRST_SLABS`` is made, if ranks share memory.
         operations: they know how many ranks may compute at the same time.
         transport: which ranks share memory.
