@@ -28,7 +28,6 @@ class QueuedSpread(Sides):
     """Right-hand sides as rows, each rank with those of its panels. Making one is local.
 
     Args:
-        bench: where it is computed.
         panels: the matrix, which is final; ranks have whole panels.
         right: the right-hand sides, which the first rank has.
     """
@@ -44,7 +43,10 @@ class QueuedSpread(Sides):
         self._x: Array = None  # all right-hand sides, in C order; None before and after the sweeps
         # which rows of x are right: "terms" of sums over the ranks, "own" of this rank's panels, or "all"
         self._rows = "terms"
-        self._triangles: _PanelTriangles | None = None
+        self._asked: tuple[bool, bool] | None = (
+            None  # which triangles: lower ones, with ones on their diagonals
+        )
+        self._numbers = {k: i for i, k in enumerate(panels.mine)}
         held = self._columns * self._shape.width * self._item
         self._by_kernel = self._columns <= FEW and held <= _HELD
 
@@ -72,18 +74,27 @@ class QueuedSpread(Sides):
             return
         if self._x is None:
             self._spread()
-        asked = lower, unit
-        if self._triangles is None or self._triangles.asked != asked:
-            self._triangles = _PanelTriangles(self._operations, self._panels, *asked)
+        if self._asked != (lower, unit):
+            self._invert(lower=lower, unit=unit)
         conjugates = op == "C" and self._dtype.kind == "c"  # conj(T)^T x = b as T^T conj(x) = conj(b)
         if conjugates:
             self._conjugate()
         if op == "N":
-            self._forward(self._triangles, lower=lower)
+            self._forward(lower=lower)
         else:
-            self._backward(self._triangles, lower=lower)
+            self._backward(lower=lower)
         if conjugates:
             self._conjugate()
+
+    def _invert(self, *, lower: bool, unit: bool) -> None:
+        """Queue the inversion of the triangles on the diagonal of this rank's panels."""
+        shape, wide, panels = self._shape, self._operations.kernels.leaf(self._dtype), self._panels
+        while wide < shape.width:
+            wide *= 2
+        deal = shape.width, shape.group, shape.workers, panels.rank
+        about = panels.array, len(panels.mine), deal, shape.cols, wide
+        self._triangles = Triangles(self._operations, *about, lower=lower, unit=unit)
+        self._asked = lower, unit
 
     def _spread(self) -> None:
         shape, scratch = (self._shape.cols, self._columns), self._operations.scratch
@@ -110,9 +121,7 @@ class QueuedSpread(Sides):
         """Return the address of a row of all right-hand sides."""
         return int(self._x.data.ptr) + row * self._columns * self._item
 
-    def _step(
-        self, triangles: _PanelTriangles, k: int, right: int, x: int, *, lower: bool, forward: bool
-    ) -> None:
+    def _step(self, k: int, right: int, x: int, *, lower: bool, forward: bool) -> None:
         """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``.
 
         What is below the panel's triangle, or above it, is subtracted from later rows if the sweep goes ``forward``,
@@ -124,21 +133,23 @@ class QueuedSpread(Sides):
         begin, end = (stop, self._shape.cols) if lower else (0, first)
         at, ld = self._panels.address(k, begin)
         rows, size, others, turned = end - begin, stop - first, self._at(begin), lower != forward
+        wide, places = self._triangles.wide, self._triangles.of(self._numbers[k])
         if self._by_kernel:
-            inverse, triangle = triangles.of(k)
-            numbers = (
-                inverse, triangle, triangles.wide, size, int(turned), right, x, at, ld, rows, others, int(forward)
-            )  # fmt: skip
+            numbers = *places, wide, size, int(turned), right, x, at, ld, rows, others, int(forward)
             operations.kernels.step(self._stream, dtype, columns, numbers)
             return
         beside = at, rows, size, ld
         if rows and not forward:
             operations.apply("T", beside, others, -1, 1, right, columns, dtype)
-        triangles.solve(k, right, x, columns, turned=turned)
+        inverse, triangle = ((place, size, size, wide) for place in places)
+        op: Op = "T" if turned else "N"  # of what is stored
+        operations.apply(op, inverse, right, 1, 0, x, columns, dtype)
+        operations.apply(op, triangle, x, -1, 1, right, columns, dtype)
+        operations.apply(op, inverse, right, 1, 1, x, columns, dtype)
         if rows and forward:
             operations.apply("N", beside, x, -1, 1, others, columns, dtype)
 
-    def _forward(self, triangles: _PanelTriangles, *, lower: bool) -> None:
+    def _forward(self, *, lower: bool) -> None:
         """Solve with a triangle. A panel's rank gets the sum of all terms, and subtracts what later rows have of it."""
         if self._rows == "own":
             self._forget_others()
@@ -149,10 +160,10 @@ class QueuedSpread(Sides):
             rows = self._at(first)
             nccl.sum_at(stream, rows, part, (stop - first) * self._columns, name, shape.owner(k))
             if self._panels.has(k):
-                self._step(triangles, k, part, rows, lower=lower, forward=True)
+                self._step(k, part, rows, lower=lower, forward=True)
         self._rows = "own"
 
-    def _backward(self, triangles: _PanelTriangles, *, lower: bool) -> None:
+    def _backward(self, *, lower: bool) -> None:
         """Solve with a transposed triangle. A panel's rank has it whole, and sends its solutions to all others."""
         if self._rows == "terms":
             self._transport.sum_ranks(self._x)
@@ -162,7 +173,7 @@ class QueuedSpread(Sides):
             first, stop = shape.bounds(k)
             rows = self._at(first)
             if self._panels.has(k):
-                self._step(triangles, k, rows, part, lower=lower, forward=False)
+                self._step(k, rows, part, lower=lower, forward=False)
             nccl.send_to_all(stream, part, rows, (stop - first) * size, shape.owner(k))
         self._rows = "all"
 
@@ -170,40 +181,3 @@ class QueuedSpread(Sides):
         """Return the address of the stream that all steps are queued on."""
         self._stream = self._operations.xp.cuda.get_current_stream()
         return int(self._stream.ptr)
-
-
-class _PanelTriangles:
-    """The triangles on the diagonal of this rank's panels, and their inverses. Making one is local.
-
-    Attributes:
-        asked: what it was made for: lower ones, with ones on their diagonals.
-        wide: columns of each.
-    """
-
-    def __init__(self, operations: Any, panels: QueuedPanels, lower: bool, unit: bool) -> None:
-        self.asked = lower, unit
-        self._operations, self._shape, self._dtype = operations, panels.shape, panels.dtype
-        shape, wide = panels.shape, operations.kernels.leaf(panels.dtype)
-        while wide < shape.width:
-            wide *= 2
-        self.wide, count = wide, len(panels.mine)
-        self._numbers = {k: i for i, k in enumerate(panels.mine)}
-        deal = shape.width, shape.group, shape.workers, panels.rank
-        self._all = Triangles(operations, panels.array, count, deal, shape.cols, wide, lower=lower, unit=unit)
-
-    def of(self, k: int) -> tuple[int, int]:
-        """Return where the inverse of the triangle of panel ``k`` is, and the triangle. Local."""
-        return self._all.of(self._numbers[k])
-
-    def solve(self, k: int, right: int, x: int, columns: int, *, turned: bool) -> None:
-        """Queue the solution for the rows of panel ``k`` from those at ``right``, which it spoils, at ``x``. Local.
-
-        With the transpose of what is stored, if it is ``turned``.
-        """
-        operations, dtype, wide = self._operations, self._dtype, self.wide
-        first, stop = self._shape.bounds(k)
-        op: Op = "T" if turned else "N"
-        inverse, triangle = ((at, stop - first, stop - first, wide) for at in self.of(k))
-        operations.apply(op, inverse, right, 1, 0, x, columns, dtype)
-        operations.apply(op, triangle, x, -1, 1, right, columns, dtype)
-        operations.apply(op, inverse, right, 1, 1, x, columns, dtype)
