@@ -46,8 +46,10 @@ def grids(ctx, slk=None):
 
 
 def shared_out(comm, cases):
-    """All cases on one rank; in the short form half of them on two ranks, and the other half on more."""
-    return itertools.islice(cases, int(comm.size > 2), None, 1 if comm.size == 1 or is_long() else 2)
+    """All cases on one rank, in the long form on four; on two half of them, on more, or others, the other half."""
+    if comm.size == (4 if is_long() else 1):
+        return cases
+    return itertools.islice(cases, int(comm.size in (2, 3) if is_long() else comm.size > 2), None, 2)
 
 
 def each_its_own(comm, routine, apart):

@@ -51,7 +51,8 @@ KEEP_GATHERED = {"pull", "push"}
 Ran = list[tuple[str, str]]
 
 
-def everything(comm: Any) -> None:
+@on_ranks(*only_long(2), 4, runner=run_on_one_node, timeout=300)
+def test_with_mpirun(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         for function, sizes in itertools.product(PRODUCTS, ((8, 12, 16), (7, 13, 10))):
@@ -59,6 +60,12 @@ def everything(comm: Any) -> None:
         cases = table_is_whole, layers, scaled, dtensors, unknown, unlike, styles
         for each in taken_in_turn(cases, size=ctx.size):
             each(ctx)
+
+
+@starts_ranks
+@on_ranks(2, runner=run_torch, timeout=300)
+def test_with_torchrun(comm: Any) -> None:
+    test_with_mpirun.on_rank(comm)
 
 
 @contextmanager
@@ -414,16 +421,3 @@ def compiled_unknown(ctx: pb.Context, backend: str) -> None:
     mine = w[own(16, ctx)].clone()
     y = fast(x, mine, ctx, backward_algo="nope")
     raises(r"algo: the host engine has 'auto', .*, got 'nope'", y.sum().backward, kind=pb.UnsupportedError)
-
-
-# -- the tests
-
-
-@pytest.mark.parametrize("nranks", [*only_long(2), 4])  # torchrun starts two
-def test_with_mpirun(nranks):
-    run_on_one_node(everything, nranks, timeout=300)
-
-
-@starts_ranks
-def test_with_torchrun():
-    run_torch(everything, 2, timeout=300)

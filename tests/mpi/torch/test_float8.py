@@ -57,12 +57,19 @@ RECIPES: tuple[dict[str, Any], ...] = (
 )
 
 
-def everything(comm: Any) -> None:
+@on_ranks(1, *only_long(2), 4, timeout=300)
+def test_with_mpirun(comm: Any) -> None:
     """Products; and all cases on one rank, half of them on two ranks, the others on more."""
     with host(comm) as ctx:
         products(ctx, ((8, 12, 16), *UNEVEN))
         for case in taken_in_turn(CASES, size=ctx.size):
             case(ctx)
+
+
+@starts_ranks
+@on_ranks(2, runner=run_torch, timeout=300)
+def test_with_torchrun(comm: Any) -> None:
+    test_with_mpirun.on_rank(comm)
 
 
 @on_ranks(4, timeout=300)
@@ -808,16 +815,6 @@ CASES = (
 
 
 # -- the tests
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2), 4])  # torchrun starts two
-def test_with_mpirun(nranks):
-    run_mpi(everything, nranks, timeout=300)
-
-
-@starts_ranks
-def test_with_torchrun():
-    run_torch(everything, 2, timeout=300)
 
 
 @starts_ranks

@@ -21,7 +21,7 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import float8, meshes, operators
 from tests.helpers import inside
-from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import ROOT, on_ranks, run_torch, starts_ranks
 from tests.helpers.pairs import pairs
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
@@ -44,10 +44,19 @@ from tests.helpers.torch_ranks import (
 )
 
 
-def everything(comm: Any) -> None:
+@on_ranks(
+    1, *only_long(2, 4), (4, "interleaved:2"), *only_long((4, "blocks:2"), (2, "blocks:2")), timeout=300
+)
+def test_with_mpirun(comm: Any) -> None:
     """Functions; and all layers and ways to train on one rank, half of them on two ranks, the others on more."""
     functions_and_layers(comm)
     training(comm)
+
+
+@starts_ranks
+@on_ranks(2, *only_long(4), runner=run_torch, timeout=300)
+def test_with_torchrun(comm: Any) -> None:
+    test_with_mpirun.on_rank(comm)
 
 
 def functions_and_layers(comm: Any) -> None:
@@ -617,24 +626,6 @@ def ten_steps(
 
 
 # -- the tests
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2, 4)])  # torchrun starts two
-def test_with_mpirun(nranks):
-    run_mpi(everything, nranks, timeout=300)
-
-
-@pytest.mark.parametrize(
-    ("form", "nranks"), [("interleaved:2", 4), *only_long(("blocks:2", 4), ("blocks:2", 2))]
-)
-def test_between_nodes(form, nranks):
-    run_mpi(everything, nranks, timeout=300, on_nodes=form)
-
-
-@starts_ranks
-@pytest.mark.parametrize("nranks", [2, *only_long(4)])
-def test_with_torchrun(nranks):
-    run_torch(everything, nranks, timeout=300)
 
 
 def test_what_users_call_is_documented():

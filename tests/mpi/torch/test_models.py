@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.torch import parameters
-from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
+from tests.helpers.mpi import on_ranks, run_torch, starts_ranks
 from tests.helpers.slow import only_long
 from tests.helpers.torch_ranks import (
     compare,
@@ -42,12 +42,19 @@ from tests.helpers.torch_ranks import (
 MARKS = ("tensor_model_parallel", "partition_dim", "partition_stride")
 
 
-def everything(comm: Any) -> None:
+@on_ranks(1, *only_long(2, 4), 3, timeout=300)
+def test_with_mpirun(comm: Any) -> None:
     """All cases on one rank, half of them on two ranks, the others on more."""
     with world(comm) as size, host(comm) as ctx:
         mesh = init_device_mesh("cpu", (size,))
         for case in taken_in_turn(CASES, size=size):
             case(ctx, mesh=mesh)
+
+
+@starts_ranks
+@on_ranks(2, runner=run_torch, timeout=300)
+def test_with_torchrun(comm: Any) -> None:
+    test_with_mpirun.on_rank(comm)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -1059,16 +1066,3 @@ def test_compiled(comm: Any) -> None:
                 compare("compiled", got, expected, 1e-12)
 
         same(ctx)
-
-
-# -- the tests
-
-
-@pytest.mark.parametrize("nranks", [1, *only_long(2, 4), 3])  # torchrun starts two
-def test_with_mpirun(nranks):
-    run_mpi(everything, nranks, timeout=300)
-
-
-@starts_ranks
-def test_with_torchrun():
-    run_torch(everything, 2, timeout=300)
