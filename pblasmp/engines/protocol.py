@@ -106,6 +106,10 @@ class Transport(Protocol):
         """Return the exchange plan between two layouts; the last few are cached. Local."""
         return self._plans(src, dst, dtype)
 
+    def gathers(self, exchange: Exchange) -> bool:
+        """Return whether a collective brings each element to each node once. Local."""
+        return False
+
     def message_bytes(self, exchange: Exchange) -> int:
         """Return how many bytes the messages of an exchange take on every rank until it ends. Local."""
         return 0  # they are cut into small ones

@@ -8,6 +8,7 @@ proportion; PBLASMP_TRACE=1 says which one runs. Each test has its own time limi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -127,3 +128,23 @@ def test_larger_ones(ctx):
         with pb.plan(pb.matmul, *matrices, algo=algo) as plan:
             for _ in range(3):
                 assert np.array_equal(plan().allgather(), expected), algo
+
+
+@pytest.mark.parametrize("algo", ["gathered", "panels"])
+def test_large_slabs(ctx: pb.Context, algo: str) -> None:
+    """Between hosts of several GPUs they come once to each, and are passed on there."""
+    found, rng = [], np.random.default_rng(66)
+    grids = {(1, ctx.size), (ctx.size, 1), pb.Grid.squarest(ctx.size).shape}
+    for (m, n, k), grid, order in itertools.product(
+        ((1040, 780, 1300), (640, 640, 2047)), grids, ("row", "col")
+    ):
+        a, b = (rng.integers(-3, 4, shape).astype(float) for shape in ((m, k), (k, n)))
+        x, y = (
+            ctx.scatter(each, block=block, grid=pb.Grid(*grid, order=order))
+            for each, block in ((a, (52, 40)), (b, (36, 44)))
+        )
+        with pb.plan(pb.matmul, x, y, algo=algo) as plan:
+            for run in range(3):
+                wrong = np.count_nonzero(plan().allgather() != a @ b)
+                found += [f"{m}, {n}, {k} on {grid} by {order}, run {run}: {wrong}"] if wrong else []
+    assert not found

@@ -242,6 +242,25 @@ def dealt(d, nodes, width, workers):
     return crossing
 
 
+def in_own_memory(ctx, sent_by_mpi, nodes, *grids):
+    """Of large matrices that holds, too, where each rank has slabs of its own: ranks pass on what has come."""
+    n = 520
+    whole = np.arange(n * n).reshape(n, n) % 7 - 3.0
+    a, b = (ctx.scatter(whole, pb.MatrixDescriptor((n, n), (52, 40), grid)) for grid in grids)
+    out = ctx.empty(a.descriptor)
+    rows, cols = zip(*map(out.descriptor.global_indices, range(out.descriptor.grid.size)), strict=True)
+    least = 8 * sum(
+        needed(a, ranks, lambda rank: (rows[rank], range(n)))
+        + needed(b, ranks, lambda rank: (range(n), cols[rank]))
+        for ranks in nodes
+    )
+    for algo in ("gathered", "panels"):
+        with pb.plan(pb.matmul, a, b, out=out, algo=algo) as plan:
+            found = sent_by_mpi(plan)
+        right = np.array_equal(out.allgather(), whole @ whole)
+        assert (found, right) == (least, True), f"{algo} on {grids}"
+
+
 @pytest.mark.skipif(_core.load() is None, reason="there is no core")
 @on_ranks((4, "interleaved:2"), *only_long((4, "blocks:2"), (6, "blocks:3"), (6, "interleaved:2")))
 def test_each_element_crosses_between_two_nodes_once(comm, ctx, nodes):
@@ -284,6 +303,8 @@ def test_each_element_crosses_between_two_nodes_once(comm, ctx, nodes):
             ways = {"matmul": sent(pb.matmul, a, b, out=out), "messages of MPI": sent_by_mpi(plan)}
         for way, found in ways.items():
             assert found == least, f"{way} on {a_grid}, {b_grid}"
+        if a_grid == b_grid and a_grid.size == comm.size:
+            in_own_memory(ctx, sent_by_mpi, nodes, a_grid, b_grid)
         x = ctx.scatter(whole[:, :1], pb.MatrixDescriptor((n, 1), (4, 4), b_grid))
         for name in ("trmv", "symv"):  # x, and sums of the ranks of a process row or two
             found = sent(getattr(pb.blas, name), a, x, out=x if name == "trmv" else None)

@@ -27,6 +27,7 @@ from ...layout.grid import coordinates
 from ..method import ArrayMethod
 from ..protocol import Engine, Transfer
 from ..request import Operands, Options
+from .passed import Passing, shares_of
 
 Array = Any
 Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
@@ -180,9 +181,12 @@ class Staging:
         self._shared = list(zip(shared.tolist(), cells.coords[shared, 0].tolist(), strict=True))
         self._holder = me = side.cells.owned_by(transport.rank)  # its cell of the operand, if it has one
         prow, pcol = (0, 0) if me is None else (int(each) for each in side.cells.coords[me])
-        order = operand.order or side.order
-        self._panels, self._exchanges = list[tuple[int, tuple[slice, slice]]](), list[Exchange]()
+        self._order = order = operand.order or side.order
+        self._panels, self._moves = list[tuple[int, tuple[slice, slice]]](), list[Exchange | Passing]()
         self._rows: list[Axis] = []
+        exchanges: list[tuple[Exchange, ...]] = []
+        nodes = Hashed(map(tuple, transport.domains))
+        apart = len(nodes) > 1 and domains != nodes
         for start, stop in panels:
             ends = operand.rows(start, stop)
             here = side.rows.local_window(prow, *ends), side.cols.local_window(pcol, start, stop)
@@ -191,10 +195,16 @@ class Staging:
             self._rows.append(Axis.whole(ends[1] - ends[0]) if outer.nprocs == 1 else outer.window(*ends))
             given = Side(side.rows.window(*ends), side.cols.window(start, stop), side.cells, side.order)
             wanted = Side(self._rows[-1], Axis.whole(stop - start), cells, order)
-            self._exchanges.append(transport.exchange(given, wanted, operand.matrix.dtype))
-        self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
-        self.copied_bytes = sum(each.copied_bytes for each in self._exchanges)
-        self.message_bytes = [transport.message_bytes(each) for each in self._exchanges]
+            dtypes = operand.matrix.dtype, operand.dtype
+            exchange = transport.exchange(given, wanted, dtypes[0])
+            about = side, outer, operand.needs, nodes, stop - start, operand.dtype.itemsize
+            shares = shares_of(*about) if apart and not transport.gathers(exchange) else None
+            passing = shares and Passing(transport, shares, given, self._rows[-1], order, dtypes)
+            self._moves.append(passing or exchange)
+            exchanges.append(passing.exchanges if passing else (exchange,))
+        self.sent_bytes = sum(each.sent_bytes for each in chain(*exchanges))
+        self.copied_bytes = sum(each.copied_bytes for each in chain(*exchanges))
+        self.message_bytes = [sum(map(transport.message_bytes, each)) for each in exchanges]
 
     def start(self, i: int, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
         """Start moving panel ``i`` of ``array`` into slabs laid out in ``memory``; return (transfer, slab by process).
@@ -202,16 +212,18 @@ class Staging:
         With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
         """
         operand, at, mine = self._operand, 0, dict[int, Array]()
-        exchange, (width, here) = self._exchanges[i], self._panels[i]
+        moves, (width, here) = self._moves[i], self._panels[i]
         stored = self._engine.operations.stored(operand.dtype)
         for _, process in self._shared:
-            mine[process] = carve(memory, at, (self._rows[i].count(process), width), stored, exchange.order)
+            mine[process] = carve(memory, at, (self._rows[i].count(process), width), stored, self._order)
             at += operand.slab_bytes(process, width)
         given = {} if self._holder is None else {self._holder: operand.local(array)[here]}
-        slabs = {cell: mine[process] for cell, process in self._shared}
-        transfer = self._engine.transport.start_exchange(
-            exchange, given, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
-        )
+        how: Any = {"conjugate": operand.conjugate, "slots": None if ahead else SLOTS}
+        if isinstance(moves, Passing):
+            transfer = moves.start(given, mine, **how)
+        else:
+            slabs = {cell: mine[process] for cell, process in self._shared}
+            transfer = self._engine.transport.start_exchange(moves, given, slabs, **how)
         if not ahead:
             transfer.finish()
         return transfer, mine

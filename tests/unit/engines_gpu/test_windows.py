@@ -613,3 +613,21 @@ def without_windows(comm: Any, path: str, names: Sequence[str]) -> Any:
 def test_gpus_that_do_not_reach_each_other(stand_in):
     run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["null", "deaf"])
     run_mpi(without_windows, 2, timeout=60, path=stand_in(1000), names=["hosts"], on_nodes="blocks:2")
+
+
+@on_ranks(4, timeout=60)
+def test_slabs_come_to_a_node_once(comm: Any, path: str) -> None:
+    """Messages of NCCL bring shares, which copy engines pass on."""
+    with machine_of(path, Multiplying, comm=comm, lt=FakeLt()) as lib, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_RANKS_PER_NODE", "2")
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            n, here = 520, comm.rank // 2
+            a, b = (ctx.zeros((n, n), block=(52, 40), grid=(4, 1)) for _ in range(2))
+            for algo in ("gathered", "panels"):
+                with pb.plan(pb.matmul, a, b, algo=algo) as plan:
+                    before = len(lib.gpu.did("send"))
+                    plan()
+                messages = lib.gpu.did("send")[before:]
+                far = comm.allreduce(sum(nbytes for _, peer, nbytes in messages if peer // 2 != here))
+                near = comm.allreduce(sum(nbytes for _, peer, nbytes in messages if peer // 2 == here))
+                assert (far, near) == (8 * n * n, 0), algo  # of B what the other node has, to each of two
