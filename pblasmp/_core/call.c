@@ -239,8 +239,7 @@ static int has(uint64_t set, int64_t process)
     return process >= PROCESSES || (set >> process & 1);
 }
 
-/* A rank's process in a view; whether it has a part of it. */
-static int find_process(const view *v, int64_t rank, int64_t *row, int64_t *col)
+int find_process(const view *v, int64_t rank, int64_t *row, int64_t *col)
 {
     const matrix *of = v->of;
     if (rank >= of->nprow * of->npcol)

@@ -292,6 +292,7 @@ int same_elements(const part *x, const part *y);
 int same_places(const view *x, const view *y);
 int same_rank(const view *x, const view *y);
 int64_t rank_of(const view *v, int64_t row, int64_t col);
+int find_process(const view *v, int64_t rank, int64_t *row, int64_t *col); /* whether the rank has a part of it */
 /* Whether D shares no memory with an operand other than the one, perhaps NULL, that may be D itself. */
 int apart_but(const call *c, const part *in_place);
 int find_old(call *c);        /* C, if it is read and is not D; UNFIT if it is not where D is */

@@ -8,7 +8,7 @@ static const int64_t FEW = 4;          /* columns of B, for so many times as man
 static const int64_t SMALL = 1 << 14;  /* elements of a result, up to which computing in place beats making a plan */
 static const int64_t FEW_BLOCKS = 16;
 /* In multiplications of a large product: how long it takes to bring an element from another node, and to call the BLAS. */
-static const double CARRIED = 64, CALLED = 50000;
+static const double CARRIED = 100, CALLED = 50000;
 static const double WIDE = 64; /* columns, up to which a product takes as long for each element of its result */
 
 static char mirrored(char uplo)
@@ -156,18 +156,44 @@ static int multiply_rows_of_triangle(call *c)
     return OK;
 }
 
+static int64_t count_of(uint64_t set)
+{
+    int64_t found = 0;
+    for (; set; set &= set - 1)
+        found++;
+    return found;
+}
+
+/* How many elements less come so from other nodes, for each rank of the first node, if operands lie as D does. */
+static double less_comes(const call *c, const view *to, double triangle, double columns)
+{
+    uint64_t rows = 0, cols = 0;
+    double here = 0, there = (double)(c->nodes - 1) / (double)c->nodes;
+    for (int64_t rank = 0; rank < c->ranks; rank++) {
+        int64_t row, col;
+        if (c->node_of[rank] != c->node_of[0])
+            continue;
+        here++;
+        if (find_process(to, rank, &row, &col))
+            rows |= UINT64_C(1) << row, cols |= UINT64_C(1) << col;
+    }
+    double down = (double)count_of(rows) / (double)to->rows.nprocs, across = (double)count_of(cols) / (double)to->cols.nprocs;
+    double by_rows = down * (1 - across) * triangle + across * (1 - down) * columns;
+    return (there * (triangle + 2 * columns / (double)c->nodes) - by_rows) / here;
+}
+
 /* Whether that takes less time than if each rank gets the whole triangle and columns of B, and sends what comes of them
- * back: less moves, and the ranks meet once less; but later rows have more to multiply, and products are of ever wider
- * pieces, from a block's width on, which all together lose an eighth even if none is narrow. */
+ * back: less comes from other nodes, and the ranks meet once less; but later rows have more to multiply, and products are
+ * of ever wider pieces, from a block's width on, which all together lose an eighth even if none is narrow. */
 static int is_by_rows(const call *c, const view *to)
 {
-    double order = (double)to->rows.extent, width = (double)to->cols.extent, ranks = (double)c->ranks;
+    double order = (double)to->rows.extent, width = (double)to->cols.extent;
     double down = (double)to->rows.nprocs, across = (double)to->cols.nprocs, block = (double)to->rows.block;
-    double each = order * width / (down * across), moves = order * order / 2 / down + order * width / across;
+    double each = order * width / (down * across);
     double more = each * ((down - 1) * block / 2 + order / 16) + 2 * CALLED * order / (down * block);
     for (double narrow = block; narrow < WIDE; narrow *= 2)
         more += each * WIDE;
-    double less = is_on_one_node(c) ? 0 : order * order / 2 + 2 * order * width / ranks - moves;
+    double less = is_on_one_node(c) ? 0 : less_comes(c, to, order * order / 2, order * width);
     return more <= (double)c->limits->meeting + CARRIED * less;
 }
 
