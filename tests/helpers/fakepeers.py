@@ -67,6 +67,28 @@ def installed(patch: pytest.MonkeyPatch) -> Iterator[None]:
         each.forget()
 
 
+def is_missed(
+    attempt: Callable[[tuple[int, int], int], Any], skip: tuple[int, int], seeds: Iterable[int]
+) -> bool:
+    """Return whether anything is found wrong without a signal, in some of these orders.
+
+    Args:
+        attempt: makes ``Peers(..., skip)``, queues, runs in the order of a seed, and compares the results.
+        skip: of which rank the signal is, and its number.
+        seeds: of the orders.
+    """
+    for seed in seeds:
+        before = set(_MADE)
+        try:
+            attempt(skip, seed)
+        except (AssertionError, AttributeError, IndexError, TypeError):  # also of what never came
+            return True
+        finally:
+            for each in set(_MADE) - before:
+                each.forget()
+    return False
+
+
 @dataclass
 class Op:
     """Something queued: how many buffers had been given back by then, what it waits for, what it does."""

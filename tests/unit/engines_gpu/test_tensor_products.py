@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from pblasmp.engines.request import Options
 from pblasmp.engines.tensor.tensor_product import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import PRODUCTS, SPLIT, problem, product, queue
-from tests.helpers.fakepeers import Peers, Process
+from tests.helpers.fakepeers import Peers, Process, is_missed
 
 NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
@@ -374,11 +375,8 @@ def test_no_signal_can_be_left_out(form, name, once):
     pieces_of = {"matmul_allreduce": 400, "matmul_allgather": 400} if name in {"push", *PAIRS} else {}
     tokens = pieces_of.get(form, 13)
     size = 3 if tokens == 13 else 2  # several pieces have many signals
-    assert [
-        name
-        for name, missed in _signals(form, tokens, 1, size, (other, name, other), once=once)
-        if not missed
-    ] == []
+    found = _signals(form, tokens, 1, size, (other, name, other), once=once)
+    assert [name for name, missed in found if not missed()] == []
 
 
 @pytest.mark.parametrize("form", PRODUCTS)
@@ -389,7 +387,7 @@ def test_no_signal_between_domains_can_be_left_out(monkeypatch, form):
     for domains in ([(0, 1), (2, 3)], [(0,), (1,)]):
         for name, missed in _signals(form, 140, 0, 2 * len(domains[0]), 3 * ("push",), domains):
             kind = name.rstrip(" 0123456789")
-            kinds[kind] = kinds.get(kind, False) or missed
+            kinds[kind] = kinds.get(kind, False) or missed()
     if (
         form == "matmul_allreduce"
     ):  # each rank needs the sums of all others, which they send when they have read theirs
@@ -406,28 +404,18 @@ def _signals(
     domains: Sequence[tuple[int, ...]] = (),
     *,
     once: bool = False,
-) -> Iterator[tuple[str, bool]]:
-    """Yield each signal of a rank's second product, and whether the result is found wrong without it."""
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Yield each signal of a rank's second product, and what tells whether the result is found wrong without it."""
     extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
 
-    def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
+    def signals(skip: tuple[int, int] | None, seed: int) -> tuple[list[int], list[str]]:
         peers = Peers(size, skip, multiprocessors=1, domains=domains)
-        try:
-            queued = case(peers, form, extents=extents, once=once).run(*names, seed=3, of=rank)
-            return queued, peers.gpus[rank].names
-        finally:
-            peers.forget()
+        queued = case(peers, form, extents=extents, once=once).run(*names, seed=seed, of=rank)
+        return queued, peers.gpus[rank].names
 
-    def is_missed(number: int) -> bool:
-        try:
-            signals((rank, number))
-        except AssertionError:
-            return True
-        return False
-
-    (start, stop, _), found = signals(None)
+    (start, stop, _), found = signals(None, 3)
     for number in range(start, stop):
-        yield found[number], is_missed(number)
+        yield found[number], partial(is_missed, signals, (rank, number), [3])
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
