@@ -487,7 +487,10 @@ def _word(macros: dict[str, str]) -> np.dtype:
 def _carry_words(
     macros: dict[str, str], gpu: AtOnce, stream: int, name: str, pairs: list[tuple[Place, Place]]
 ) -> None:
-    """Copy words, or the conjugates of complex numbers."""
+    """Copy words, or the conjugates of complex numbers; CUDA reads and writes each at a multiple of its bytes."""
+    for each in itertools.chain(*pairs):
+        steps = (step for step, n in zip(each.strides, each.extents, strict=True) if n > 1)
+        assert not any(at % each.dtype.itemsize for at in (each.address, *steps)), f"{name}: {each}"
 
     def do(memory: Any) -> None:
         for to, of in pairs:
@@ -497,11 +500,14 @@ def _carry_words(
     gpu.queue(stream, name, do)
 
 
-def _move(macros: dict[str, str], gpu: AtOnce, stream: int, moves: int, count: int) -> None:
+def _move(
+    macros: dict[str, str], gpu: AtOnce, stream: int, moves: int, count: int, *, grid: tuple[int, ...]
+) -> None:
     word, piece = _word(macros), 32 * int(macros["EACH"]) or 1
     pairs = []
     for words in vector(moves, 13 * count, "u8").reshape(count, 13).tolist():
-        to, of, *strides, b, c, run, total, _ = words
+        to, of, *strides, b, c, run, total, first = words
+        assert first < grid[0]
         extents = total // (b * c * -(-run // piece)), b, c, run
         there, here = ((*steps, word.itemsize) for steps in (strides[:3], strides[3:]))
         pairs.append((Place(to, extents, there, word), Place(of, extents, here, word)))
@@ -591,6 +597,7 @@ def _barrier(
     name: str, gpu: AtOnce, stream: int, peers: int, size: int, rank: int, kind: int, kinds: int
 ) -> None:
     words = _strides(peers, size)
+    assert 0 <= kind < kinds
     if name != "await":
         gpu.arrive(stream, words, rank, kind)
     if name != "arrive":

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the engine's kernels are launched: types, vector widths, bounds. What they compute is tested on GPUs."""
+"""How the engine's kernels are launched, on the model that plays them: types, widths of words, bounds, results."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 import sys
 from functools import partial
@@ -13,80 +12,68 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.compiler import Kernel, stand_in
 from pblasmp.engines.gpu.kernels.kernels import Deal, Kernels, Tile, vector_width, word_of
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError
-from tests.helpers.fakelapack import signature
+from tests.helpers import fakelapack
+from tests.helpers.epilogues import tanh_gelu
+from tests.helpers.fakegpu import FakeGpu
 
 ALL = DTYPES | FLOAT8
-
-
-class FakeCupy:
-    """Keeps what is compiled and launched; each argument as the text of the kernel declares it."""
-
-    def __init__(self) -> None:
-        self.compiled: list[dict[str, str]] = []
-        self.launches: list[tuple[int, int, list[Any]]] = []
-        self.launched: list[dict[str, str]] = []  # how each of them was compiled
-        self.streams: list[int] = []
-        self._types: list[list[str]] = []
-        runtime = SimpleNamespace(
-            getDevice=lambda: 0, setDevice=lambda device: None,
-            getDeviceProperties=lambda _: {"multiProcessorCount": 10},
-        )  # fmt: skip
-        self.cuda = SimpleNamespace(runtime=runtime)
-
-    def loaded(self, device: int, text: str, name: str, room: int) -> int:
-        assert (device, room) == (0, 0)
-        self.compiled.append(dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE)))
-        self._types.append(signature(text, name))
-        return len(self.compiled) - 1
-
-    def launch(self, kernel: int, *shape: int) -> None:
-        blocks, many, one, threads, *ones, shared, stream, places, extra = shape
-        assert (one, *ones, shared, extra) == (1, 1, 1, 0, 0)
-        types, macros = self._types[kernel], self.compiled[kernel]
-        at = np.frombuffer(ctypes.string_at(places, 8 * len(types)), np.uint64).tolist()
-        ends = [*at[1:], at[-1] + (24 if types[-1] == "" else 8)]
-        scalar = _REAL.get(macros.get("SUM", macros.get("ELEMENT", "")), "V0")
-        arguments: list[Any] = []
-        for letter, begin, end in zip(types, at, ends, strict=True):
-            given = ctypes.string_at(begin, end - begin)
-            if letter == "?":
-                arguments.append(np.frombuffer(given, scalar, 1)[0])
-            elif letter:
-                arguments.append(np.frombuffer(given, letter, 1)[0])
-            else:
-                arguments.append({"p": np.frombuffer(given, np.uint64)})
-        assert many == (1 if "TILES" not in macros else np.count_nonzero(arguments[0]["p"][::5]))
-        self.launches.append((blocks, threads, arguments))
-        self.launched.append(macros)
-        self.streams.append(stream)
-
-
-_REAL = {"float": "f4", "double": "f8", "c64": "c8", "c128": "c16"}
 STREAM = SimpleNamespace(ptr=0x51)
 
 
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy()
-    monkeypatch.setattr("pblasmp.engines.gpu.kernels.compiler.loaded", fake.loaded)
-    driver = SimpleNamespace(launchKernel=fake.launch, launchCooperativeKernel=None)  # no blocks meet
-    for name, module in (
-        ("cupy_backends", SimpleNamespace()), ("cupy_backends.cuda", SimpleNamespace()),
-        ("cupy_backends.cuda.api", SimpleNamespace(driver=driver)),
-    ):  # fmt: skip
-        monkeypatch.setitem(sys.modules, name, module)
-    return fake
+class Noting(FakeGpu):
+    """A GPU that notes how kernels are compiled and launched: blocks, their threads, and macros."""
+
+    def __init__(self) -> None:
+        super().__init__(multiprocessors=10)
+        self.compiled: list[dict[str, str]] = []
+        self.launches: list[tuple[int, int, dict[str, str]]] = []
+        self._macros: dict[int, dict[str, str]] = {}
+
+    def load(self, device: int, text: str, *kernel: Any) -> int:
+        number = super().load(device, text, *kernel)
+        self._macros[number] = dict(re.findall(r"^#define (\w+) (.*)$", text, re.MULTILINE))
+        self.compiled.append(self._macros[number])
+        return number
+
+    def launch(self, kernel: int, *shape: int, run: Any = fakelapack.launch_kernel) -> None:
+        blocks, _, one, threads, *ones, shared, stream, _, _ = shape
+        assert (one, *ones, shared, stream) == (1, 1, 1, 0, STREAM.ptr)
+        self.launches.append((blocks, threads, self._macros[kernel]))
+        run(kernel, *shape)
 
 
 @pytest.fixture
-def kernels(cupy: FakeCupy) -> Kernels:
-    return Kernels(cupy)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Noting:
+    gpu = Noting()
+    monkeypatch.setattr(fakelapack, "launch_kernel", gpu.launch)
+    gpu.install(monkeypatch)
+    return gpu
+
+
+@pytest.fixture
+def kernels(gpu: Noting) -> Kernels:
+    return Kernels(sys.modules["cupy"])
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def matrix(rng: np.random.Generator, dtype: str, rows: int = 9, cols: int = 64, ld: int = 0) -> np.ndarray:
+    """Whole numbers, rows ``ld`` of them apart."""
+    return rng.integers(-2, 3, (rows, ld or cols)).astype(float).astype(ALL[dtype])[:, :cols]
+
+
+def at(x: np.ndarray) -> View:
+    return View(x.ctypes.data, *x.shape, x.strides[0] // x.itemsize, x.dtype)
 
 
 def view(dtype: str, rows: int = 9, cols: int = 64, at: int = 0x1000, ld: int = 0) -> View:
@@ -101,6 +88,7 @@ def view(dtype: str, rows: int = 9, cols: int = 64, at: int = 0x1000, ld: int = 
     ("bfloat16", 64, [{"at": 0x1008}], 1),
     ("bfloat16", 64, [{"ld": 68}], 1),
     ("bfloat16", 64, [{"ld": 68, "rows": 1}], 8),
+    ("bfloat16", 64, [{"ld": 68, "rows": 2}], 1),
     ("bfloat16", 64, [{}, {"dtype": "float32", "ld": 68}], 8),  # 16 bytes are enough for two halves
     ("bfloat16", 64, [{}, {"dtype": "float32", "ld": 66}], 1),
     ("bfloat16", 64, [{}, {"dtype": "float8_e4m3fn", "at": 0x1008, "ld": 72}], 8),
@@ -111,31 +99,33 @@ def test_vectors_never_cross_an_alignment_or_a_row(dtype, cols, views, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "cols"), [(9, 64), (1, 1), (300, 1000), (5, 7)])
-def test_sums_cover_every_entry_once(cupy, kernels, dtype, rows, cols):
-    parts = [view(dtype, rows, cols, at, ld=2 * cols) for at in (0x1000, 0x20000)]
-    kernels.add(STREAM, parts, [view(dtype, rows, cols)])
-    (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
-    ld_parts, ld_first, n, lines = (int(arguments[i]) for i in (1, 3, 5, 6))
-    assert (ld_parts, ld_first, n, lines * int(macros["V"])) == (2 * cols, cols, rows, cols)
+@pytest.mark.parametrize(("rows", "cols"), [(9, 64), (1, 1), (300, 1000), (512, 8), (5, 7)])
+def test_sums_cover_every_entry_once(gpu, kernels, rng, dtype, rows, cols):
+    one, other = (matrix(rng, dtype, rows, cols, 2 * cols) for _ in range(2))
+    d = matrix(rng, dtype, rows, cols)
+    kernels.add(STREAM, [at(one), at(other)], [at(d)])
+    assert np.array_equal(d, one + other)
+    ((blocks, threads, macros),) = gpu.launches
     assert 1 <= blocks <= 20
-    assert (blocks - 1) * threads < n * lines  # no block has nothing to do
-    assert list(arguments[0]["p"]) == [0x1000, 0x20000]
-    assert (macros["P"], macros["OUTS"]) == ("2", "1")
+    # no block has nothing to do
+    assert (blocks - 1) * threads < rows * cols // int(macros["V"])
 
 
-def test_sums_of_other_types(cupy, kernels):
-    out = view("float8_e5m2")
+def test_sums_of_other_types(gpu, kernels, rng):
+    parts = [matrix(rng, "float16") for _ in range(3)]
+    outs = [matrix(rng, "float8_e5m2", ld=ld) for ld in (64, 80, 80)]
+    c, bias = matrix(rng, "bfloat16", ld=72), matrix(rng, "float32", 1)
+    scale, amax = np.full(1, 0.5, np.float32), np.zeros(1, np.float32)
     kernels.add(
-        STREAM, [view("float16")] * 3, [out, view("float8_e5m2", ld=80), view("float8_e5m2", ld=80)],
-        beta=2, c=view("bfloat16"), bias=view("float32", 1), activation="gelu", scale=64, amax=128, blocks=3,
+        STREAM, [*map(at, parts)], [*map(at, outs)], beta=2, c=at(c), bias=at(bias), activation="gelu",
+        scale=scale.ctypes.data, amax=amax.ctypes.data, blocks=3,
     )  # fmt: skip
-    (macros,), ((blocks, _, arguments),) = cupy.compiled, cupy.launches
-    kinds = [macros[name] for name in ("PART", "OUT", "CTYPE", "BIAS", "SUM", "FLOAT8")]
-    assert kinds == ["fp16", "e5m2", "bf16", "float", "float", "1"]
-    assert blocks == 1
-    assert [int(x) for x in arguments[3:5]] == [64, 80]
-    assert [x.item() for x in arguments[7:]] == [0x1000, 64, 2.0, 0x1000, 2, 64, 128]
+    total = tanh_gelu(sum(part.astype(np.float32) for part in parts) + 2 * c.astype(np.float32) + bias)
+    for out in outs:
+        assert np.array_equal(out, (0.5 * total).astype(out.dtype))
+    assert amax[0] == abs(total).max()
+    ((blocks, _, macros),) = gpu.launches
+    assert (blocks, macros["SUM"], macros["FLOAT8"]) == (1, "float", "1")
 
 
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -191,23 +181,24 @@ def test_a_launch_is_placed_at_real_addresses(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128", "float8_e4m3fn"])
-def test_a_sum_of_no_parts_is_c_and_bias(cupy, kernels, dtype):
+def test_a_sum_of_no_parts_is_c_and_bias(gpu, kernels, rng, dtype):
     """Without an operand that is not read having a type that the kernel cannot read."""
-    d, c = view(dtype, at=0x4000), view("bfloat16" if dtype.startswith("float8") else dtype, at=0x5000)
-    for beta in (0, 2):
-        kernels.add(STREAM, [], [d], beta=beta, c=c)
-    macros = cupy.compiled
-    assert {each["P"] for each in macros} == {"0"}
-    assert not {each[name] for each in macros for name in ("CTYPE", "BIAS")} & {"e4m3", "e5m2"}
-    assert [int(arguments[7]) for _, _, arguments in cupy.launches] == [0, 0x5000]
+    d, c = matrix(rng, dtype), matrix(rng, "bfloat16" if dtype.startswith("float8") else dtype)
+    for beta in (2, 0):
+        expected = beta * c.astype(complex)
+        c[...] = c if beta else np.nan
+        kernels.add(STREAM, [], [at(d)], beta=beta, c=at(c))
+        assert np.array_equal(d.astype(complex), expected)
+    assert not {each[name] for each in gpu.compiled for name in ("CTYPE", "BIAS")} & {"e4m3", "e5m2"}
     with pytest.raises(ArgumentError, match="other shapes"):
-        kernels.add(STREAM, [], [d, view(dtype, rows=8)])
+        kernels.add(STREAM, [], [at(d), at(d[:8])])
 
 
-def test_large_sums_count_in_64_bits(cupy, kernels):
-    kernels.add(STREAM, [view("float64", 2**20, 2**14)], [view("float64", 2**20, 2**14)])
-    kernels.add(STREAM, [view("float64")], [view("float64")])
-    assert [macros["INDEX"] for macros in cupy.compiled] == ["u64", "unsigned"]
+def test_large_sums_count_in_64_bits(gpu, kernels, monkeypatch):
+    monkeypatch.setattr(gpu.queues, "queue", lambda *_: None)  # there is no such memory
+    for shape in ((2**20, 2**14), (9, 64)):
+        kernels.add(STREAM, [view("float64", *shape)], [view("float64", *shape)])
+    assert [macros["INDEX"] for macros in gpu.compiled] == ["u64", "unsigned"]
 
 
 @pytest.mark.parametrize(("how", "why"), [
@@ -219,17 +210,19 @@ def test_large_sums_count_in_64_bits(cupy, kernels):
     ({"outs": [view("float32"), view("float32", ld=80), view("float32")]}, "one type and leading dimension"),
     ({"bias": view("float32", 1, 63)}, "bias has 63 entries for 64 columns"),
 ], ids=str)  # fmt: skip
-def test_sums_that_do_not_fit(cupy, kernels, how, why):
+def test_sums_that_do_not_fit(gpu, kernels, how, why):
     how = {"parts": [view("float32")], "outs": [view("float32")]} | how
     with pytest.raises(ArgumentError, match=why):
         kernels.add(STREAM, how.pop("parts"), how.pop("outs"), **how)
-    assert not cupy.launches
+    assert not gpu.launches
 
 
-def test_nothing_is_launched_for_nothing(cupy, kernels):
+def test_nothing_is_launched_for_nothing(gpu, kernels):
     kernels.add(STREAM, [view("float32", 0)], [view("float32", 0)])
     kernels.copy(STREAM, view("float32", 5, 0), view("float32", 5, 0))
-    assert not cupy.launches
+    kernels.transpose(STREAM, 0x1000, (4, 4, 4, 4), 0x2000, (4, 4, 4, 4), (1, 0, 1, 5), 4)
+    kernels.await_flags(STREAM, [])
+    assert not gpu.launches
 
 
 @pytest.mark.parametrize(("to", "there", "of", "extents", "run"), [
@@ -245,115 +238,90 @@ def test_words_are_as_wide_as_everything_allows(to, there, of, extents, run):
 _BYTES = {"quad": 16, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
 
 
+def strided(x: np.ndarray, strides: Any, extents: Any, first: int = 0) -> np.ndarray:
+    """Entries of a vector, bytes apart, from one of them on."""
+    return as_strided(x[first:], extents, strides)
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_copies_move_each_byte_once(cupy, kernels, seed):
-    """The kernel's index arithmetic, repeated on the host: block-cyclic packing with gaps and any alignment."""
+def test_copies_move_each_byte_once(gpu, kernels, seed):
+    """Block-cyclic packing with gaps and any alignment, by a kernel for each width of words, and for long runs."""
     rng = np.random.default_rng(seed)
-    moves, expected, units = [], [], []
-    for number in range(int(rng.choice([1, 3, 40]))):
-        a, b, c = (int(n) for n in rng.integers(1, 4, 3))
-        units.append(int(rng.choice([1, 2, 4, 8, 16])))
-        run = units[-1] * int(rng.choice([rng.integers(1, 5), rng.integers(60, 400)]))
-        here, there = (_strides(rng, (a, b, c), run, units[-1]) for _ in range(2))
-        of, to = (int(n) * units[-1] + number * 0x100000 for n in rng.integers(0, 9, 2))
-        moves.append((to, there, of, here, (a, b, c, run)))
-        u, v, w, x = np.indices((a, b, c, run)).reshape(4, -1)
-        targets, sources = (
-            base + u * steps[0] + v * steps[1] + w * steps[2] + x for base, steps in ((to, there), (of, here))
-        )
-        expected.append(np.stack((targets, sources), axis=1))
+    moves, found, expected = [], [], []
+    crowded = seed < 2  # more work than there are blocks, in one kernel
+    for _ in range(40 if crowded else int(rng.choice([1, 3, 40]))):
+        counts = (8, 8, 8) if crowded else tuple(int(n) for n in rng.integers(1, 4, 3))
+        unit = 16 if crowded else int(rng.choice([1, 2, 4, 8, 16]))
+        run = unit * (4 if crowded else int(rng.choice([rng.integers(1, 5), 64, rng.integers(60, 400)])))
+        (here, size), (there, room) = (_strides(rng, counts, run, unit) for _ in range(2))
+        of, to = (unit * int(n) for n in rng.integers(0, 9, 2))
+        # and as much behind it, where nothing is written
+        source, target = rng.integers(0, 256, (2, 32 + max(of + size, to + room) // 16 * 32), np.uint8)
+        extents = *counts, run
+        found.append((source, target))
+        expected.append(target.copy())
+        strided(expected[-1], (*there, 1), extents, to)[...] = strided(source, (*here, 1), extents, of)
+        moves.append((target.ctypes.data + to, there, source.ctypes.data + of, here, extents))
     kernels.move(STREAM, moves)
-    moved = []
-    for macros, (grid, _, (struct, count)) in zip(cupy.launched, cupy.launches, strict=True):
-        each = np.reshape(struct["p"], (int(macros["MOVES"]), 13)).astype(int).tolist()
-        assert grid <= 40
-        assert all(0 <= words[12] < grid for words in each[: int(count)])
-        for words in each[: int(count)]:
-            assert (words[10] >= 64) == (macros["EACH"] != "0"), "warps copy long runs"
-            moved += _moved(words, _BYTES[macros["T"]], int(macros["EACH"]))
-    assert len(cupy.launches) <= 2 * len(set(units)) * (1 + len(moves) // 32)
-    found, wanted = (pairs[np.lexsort(pairs.T)] for pairs in map(np.concatenate, (moved, expected)))
-    assert np.array_equal(found, wanted)  # of no byte twice, as none is expected twice
-    assert len(np.unique(wanted[:, 0])) == len(wanted)
+    for (_, target), whole in zip(found, expected, strict=True):
+        assert np.array_equal(target, whole)
+    # a warp copies a long run together
+    kinds = {(word_of(each), each[-1][-1] // word_of(each) >= 64) for each in moves}
+    assert {(_BYTES[macros["T"]], macros["EACH"] != "0") for _, _, macros in gpu.launches} == kinds
+    assert len(gpu.launches) <= len(kinds) * (1 + len(moves) // 32)
+    assert all(blocks <= 40 for blocks, _, _ in gpu.launches)
 
 
-def _moved(words: list[int], size: int, each: int) -> list[np.ndarray]:
-    """Bytes and where they are copied from: a word by a thread, or ``each`` words by every thread of a warp."""
-    to, of, *strides, nb, nc, run, total, _ = words
-    group = 32 * each or 1
-    pieces = -(-run // group)
-    moved = []
-    for i in range(total):
-        i, x = divmod(i, pieces)
-        i, w = divmod(i, nc)
-        u, v = divmod(i, nb)
-        target, source = (
-            base + u * s[0] + v * s[1] + w * s[2] for base, s in ((to, strides[:3]), (of, strides[3:]))
-        )
-        assert target % size == source % size == 0
-        span = np.arange(size * group * x, size * min(run, group * (x + 1)))
-        moved.append(np.stack((target + span, source + span), axis=1))
-    return moved
-
-
-def _strides(rng: np.random.Generator, extents: tuple[int, int, int], run: int, unit: int) -> tuple[int, ...]:
-    """Strides of an array with that run, with gaps; those of a dimension of one are anything."""
+def _strides(
+    rng: np.random.Generator, extents: tuple[int, ...], run: int, unit: int
+) -> tuple[tuple[int, ...], int]:
+    """Strides of an array with that run, with gaps, and its bytes; those of a dimension of one are anything."""
     found, step = [], run
     for n in reversed(extents):
         step += unit * int(rng.integers(0, 3))
         found.append(step if n > 1 else int(rng.integers(0, 99)))
         step *= n
-    return tuple(reversed(found))
+    return tuple(reversed(found)), step
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "c8", "c16"])
 @pytest.mark.parametrize("extents", [(1, 32, 1, 32), (3, 33, 2, 17), (1, 1, 5, 200)])
-def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
-    """The kernel's tiles and index arithmetic, repeated on the host."""
-    row_runs, rows, col_runs, cols = extents
+def test_transposing_copies_move_each_entry_once(gpu, kernels, rng, kind, extents):
+    """The conjugates of complex numbers."""
+    (row_runs, rows, col_runs, cols), size = extents, np.dtype(kind).itemsize
     there = [rows * size, size, row_runs * rows * (cols + 2) * size, row_runs * rows * size]
     here = [rows * col_runs * (cols + 3) * size, col_runs * (cols + 3) * size, (cols + 3) * size, size]
-    kernels.transpose(STREAM, 0x1000, there, 0x2000, here, extents, size, conjugate=size >= 8)
-    (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
-    assert (_BYTES[macros["T"]], macros["FLIP"], threads) == (size, "flipped" if size >= 8 else "", 256)
-    to, there_, of, here_, all_rows, rows_run, all_cols, cols_run = arguments
-    assert (int(to), int(of)) == (0x1000, 0x2000)
-
-    def at(steps: Any, r: int, c: int) -> int:
-        numbers = (r // int(rows_run), r % int(rows_run), c // int(cols_run), c % int(cols_run))
-        return sum(number * int(step) for number, step in zip(numbers, steps["p"], strict=True))
-
-    across = -(-int(all_cols) // 32)
-    tiles = -(-int(all_rows) // 32) * across
-    assert 0 < blocks <= tiles
-    moved: dict[int, int] = {}
-    for tile, x, y in itertools.product(range(tiles), range(32), range(32)):
-        r, c = tile // across * 32 + x, tile % across * 32 + y
-        if r < all_rows and c < all_cols:
-            assert moved.setdefault(at(there_, r, c), at(here_, r, c)) == at(here_, r, c)
-    expected = {
-        sum(i * step for i, step in zip(index, there, strict=True)): sum(
-            i * step for i, step in zip(index, here, strict=True)
-        )
-        for index in itertools.product(*map(range, extents))
-    }
-    assert moved == expected
-    kernels.transpose(STREAM, 0x1000, there, 0x2000, here, (1, 0, 1, 5), size)
-    assert len(cupy.launches) == 1
+    found, source = (
+        rng.integers(0, 99, row_runs * rows * col_runs * (cols + 3)).astype(kind) for _ in range(2)
+    )
+    source += 1j * rng.integers(0, 99, source.size) if kind[0] == "c" else 0
+    expected = found.copy()
+    strided(expected, there, extents)[...] = strided(source.conj(), here, extents)
+    addresses = found.ctypes.data, there, source.ctypes.data, here
+    kernels.transpose(STREAM, *addresses, extents, size, conjugate=kind[0] == "c")
+    assert np.array_equal(found, expected)
+    ((blocks, threads, _),) = gpu.launches
+    assert 0 < blocks <= -(-row_runs * rows // 32) * -(-col_runs * cols // 32)
+    assert threads == 256
 
 
-@pytest.mark.parametrize("size", [8, 16])
-def test_copies_that_conjugate_take_a_complex_number_at_a_time(cupy, kernels, size):
+@pytest.mark.parametrize("kind", ["c8", "c16"])
+def test_copies_that_conjugate_take_a_complex_number_at_a_time(gpu, kernels, rng, kind):
     """However well all of it is aligned."""
-    there, here = (0, 0x400, 0), (0, 0x300, 0)
-    for run in (32, 0x200):
-        kernels.move(STREAM, [(0x1000, there, 0x9000, here, (1, 3, 1, run))], conjugate=size)
-    kernels.move(STREAM, [(0x1000, there, 0x9000, here, (1, 3, 1, 32))])
-    found = [(_BYTES[macros["T"]], macros["FLIP"]) for macros in cupy.launched]
-    assert found == [(size, "flipped"), (size, "flipped"), (16, "")]
-    assert [int(struct["p"][10]) for _, _, (struct, _) in cupy.launches] == [32 // size, 0x200 // size, 2]
+    size = np.dtype(kind).itemsize
+    source, target = rng.random(0xC00 // size) + 1j * np.ones(0xC00 // size), np.zeros(0xC00 // size)
+    source, target = source.astype(kind), target.astype(kind)
+    to, of, there, here = target.ctypes.data, source.ctypes.data, (0, 0x400, 0), (0, 0x300, 0)
+    for run, conjugate in ((0x200, size), (32, 0), (32, size)):
+        kernels.move(STREAM, [(to, there, of, here, (1, 3, 1, run))], conjugate=conjugate)
+        copied, given = (
+            strided(x, (by, size), (3, run // size)) for x, by in ((target, 0x400), (source, 0x300))
+        )
+        assert np.array_equal(copied, given.conj() if conjugate else given)
+    words = [(_BYTES[macros["T"]], macros["FLIP"]) for _, _, macros in gpu.launches]
+    assert words == [(size, "flipped"), (16, ""), (size, "flipped")]
     with pytest.raises(ArgumentError, match=f"complex numbers of {size} bytes at multiples of 4"):
-        kernels.move(STREAM, [(0x1004, there, 0x9000, here, (1, 3, 1, 32))], conjugate=size)
+        kernels.move(STREAM, [(to + 4, there, of, here, (1, 3, 1, 32))], conjugate=size)
 
 
 def test_copies_of_negative_things(kernels):
@@ -363,59 +331,60 @@ def test_copies_of_negative_things(kernels):
         kernels.copy(STREAM, view("float32", cols=63), view("float32"))
 
 
-@pytest.mark.parametrize("name", ["raise_flags", "await_flags"])
-def test_one_warp_has_up_to_32_flags(cupy, kernels, name):
-    queue = getattr(kernels, name)
-    queue(STREAM, range(1, 35))
-    waits = []
-    for blocks, threads, (words, count) in cupy.launches:
-        assert (blocks, threads) == (1, 32)
-        waits.append(list(words["p"][: int(count)]))
-    assert waits == [list(range(1, 33)), [33, 34]]
-    queue(STREAM, [])
-    assert len(cupy.launches) == 2
+def test_one_warp_has_up_to_32_flags(gpu, kernels):
+    flags = range(1, 35)
+    for queue, up in ((kernels.raise_flags, True), (kernels.await_flags, False)):
+        queue(STREAM, flags)
+        assert {at for at, flag in gpu.queues.flags.items() if flag.up} == ({*flags} if up else set())
+    assert [shape[:2] for shape in gpu.launches] == 4 * [(1, 32)]
 
 
-def test_barriers(cupy, kernels):
-    for what in ("arrive", "await", "meet"):
+def test_barriers(gpu, kernels):
+    """Of 4 ranks, this one's words being the third."""
+    for what, here in (("arrive", 1), ("await", 1), ("meet", 2)):
+        for words in (1, 2, 4):
+            gpu.queues.arrivals[words, 1] = [None] * 2
         kernels.signal(what, [1, 2, 3, 4], 2, 1, 2)(STREAM)
-    for blocks, threads, arguments in cupy.launches:
-        assert (blocks, threads) == (1, 32)
-        assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]
-        assert list(arguments[0]["p"]) == [1, 2, 3, 4]
+        assert len(gpu.queues.arrivals[3, 1]) == here
+    assert gpu.queues.epochs == {(3, 1): 2}
+    assert [shape[:2] for shape in gpu.launches] == 3 * [(1, 32)]
+
+
+def _dealt(deal: Deal, first: int, count: int) -> np.ndarray:
+    """Which indices are dealt out to a process, of its own from ``first`` on."""
+    everyone = np.arange(1000) + deal.lead
+    own = everyone[everyone // deal.block % deal.nprocs == deal.turn] - deal.lead
+    return own[first : first + count]
 
 
 @pytest.mark.parametrize("count", [1, 3, 33])
-def test_sums_of_tiles(cupy, kernels, count):
-    """What the kernel is given: tiles in Fortran order, up to 32 by one kernel, none that is empty."""
-    tiles = [Tile(100 + i, 200 + i, 300 + i, 5, 7, i, 2 * i) for i in range(count)]
-    deals = Deal(4, 2, 1, 3, 0), Deal(5, 3, 2, 1, 6)
-    dtype, how = np.dtype(np.float64), {"uplo": "L", "deals": deals}
-    launches = kernels.sum(
-        dtype, [*tiles, Tile(1, 1, 1, 0, 7)], (False, 9), (False, 8), (True, 6), 2, 3, **how
-    )
-    for launch in launches:
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_sums_of_tiles(gpu, kernels, rng, count, in_rows):
+    """Up to 32 by one kernel, none that is empty, in one triangle of what is dealt out."""
+    deals = Deal(4, 2, 0, 3, 3), Deal(5, 3, 2, 1, 0)
+    d, x, c = (rng.integers(-9, 10, (count, 9, 9)).astype(float) for _ in range(3))
+    if not in_rows:
+        d = d.transpose(0, 2, 1)
+    c = c.transpose(0, 2, 1)
+    expected = d.copy()
+    tiles = [Tile(*(m[i].ctypes.data for m in (d, x, c)), 5, 7, i, 2 * i) for i in range(count)]
+    for i, tile in enumerate(tiles):
+        rows, cols = _dealt(deals[0], tile.i, 5), _dealt(deals[1], tile.j, 7)
+        lower = rows[:, None] >= cols
+        expected[i, :5, :7][lower] = (2 * x + 3 * c)[i, :5, :7][lower]
+    stored = (not in_rows, 9), (False, 9), (True, 9)
+    assert kernels.sum(d.dtype, [Tile(1, 1, 1, 0, 7)], *stored, 2, 3) == []
+    for launch in kernels.sum(d.dtype, tiles, *stored, 2, 3, uplo="L", deals=deals):
         launch(STREAM)
-    assert len(cupy.launches) == len(launches) == -(-count // 32)
-    found = []
-    for (blocks, threads, arguments), macros in zip(cupy.launches, cupy.launched, strict=True):
-        assert (blocks, threads) == (1, 256)
-        assert macros["ELEMENT"] == "double"
-        assert (macros["TRIANGLE"], macros["KEEPS"], macros["CONJUGATE"], macros["REAL"]) == (
-            "2",
-            "1",
-            "0",
-            "0",
-        )
-        words, ld, *steps, alpha, beta, down, across = arguments
-        assert (int(ld), [int(x) for x in steps], float(alpha), float(beta)) == (9, [1, 8, 6, 1], 2, 3)
-        for deal, expected in ((down, deals[1]), (across, deals[0])):
-            assert deal["p"].view(np.uint32)[:5].tolist() == list(expected)
-        each = np.reshape(words["p"], (int(macros["TILES"]), 5))
-        found += [row for row in each.tolist() if row[0]]
-    assert found == [
-        [tile.d, tile.x, tile.c, tile.cols | tile.rows << 32, tile.j | tile.i << 32] for tile in tiles
-    ]
-    kernels.sum(dtype, tiles[:1], (True, 9), (True, 8), (True, 9), 1, 0, conjugate=True)
-    assert cupy.compiled[-1]["KEEPS"] == cupy.compiled[-1]["TRIANGLE"] == "0"
-    assert cupy.compiled[-1]["CONJUGATE"] == "1"
+    assert np.array_equal(d, expected)
+    assert len(gpu.launches) == -(-count // 32)
+    assert all(shape[:2] == (1, 256) for shape in gpu.launches)
+
+
+def test_sums_of_conjugates(gpu, kernels, rng):
+    """C, which is not read, is NaN."""
+    x, d, c = rng.random((7, 5)) + 1j, np.zeros((7, 5), complex), np.full((7, 5), np.nan + 0j)
+    tile = Tile(d.ctypes.data, x.ctypes.data, c.ctypes.data, 5, 7)
+    (launch,) = kernels.sum(x.dtype, [tile], (True, 5), (True, 5), (True, 5), 1, 0, conjugate=True)
+    launch(STREAM)
+    assert np.array_equal(d, x.conj())
