@@ -85,8 +85,9 @@ def directory(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def tuning_file(directory: str) -> str:
-    """Where there is no file of measured times, as a text."""
+def tuning_file(directory: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where measured times are kept, as a text; there is no file yet."""
+    monkeypatch.setenv("PBLASMP_TUNING", f"{directory}/tuning.json")
     return f"{directory}/tuning.json"
 
 

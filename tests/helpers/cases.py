@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import cache
+from unittest import mock
 
 import numpy as np
 
@@ -142,12 +143,9 @@ def short_messages(limit):
     """Within, messages are cut after ``limit`` bytes, and those that are not cut come in chunks of half of it."""
     from pblasmp.comm import communicator, exchange
 
-    saved = exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES
-    exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = limit, max(16, limit // 2)
-    try:
+    chunk = mock.patch.object(communicator, "CHUNK_BYTES", max(16, limit // 2))
+    with mock.patch.object(exchange, "MESSAGE_BYTES", limit), chunk:
         yield
-    finally:
-        exchange.MESSAGE_BYTES, communicator.CHUNK_BYTES = saved
 
 
 def only_last(comm):

@@ -6,7 +6,6 @@ import weakref
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.layout import ParallelProblem
@@ -288,22 +287,19 @@ def test_algorithms_are_told_as_plans_report_them(ctx):
 
 
 @on_ranks(2)
-def test_what_measure_would_take(comm, tuning_file):
+def test_what_measure_would_take(comm, ctx, tuning_file):
     """With "measure" the verdicts are those of "auto", and say whether algorithms are yet to be timed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", tuning_file)
-        with pb.Context(comm, engine="host") as ctx:
-            a = ctx.full((12, 12), 2.0, block=3)
-            for measured in (False, True):
-                with pb.plan(pb.matmul, a, a, algo="measure" if measured else "auto") as plan:
-                    problem = plan.problem
-                found, auto = (pb.algorithms(problem, ctx, algo=algo) for algo in ("measure", "auto"))
-                for name, verdict in found.items():
-                    assert (verdict.applies, verdict.taken) == (auto[name].applies, auto[name].taken)
-                    if verdict.applies:
-                        assert verdict.why.endswith("would be timed first, and the fastest taken") != measured
-                    else:
-                        assert verdict == auto[name]
+    a = ctx.full((12, 12), 2.0, block=3)
+    for measured in (False, True):
+        with pb.plan(pb.matmul, a, a, algo="measure" if measured else "auto") as plan:
+            problem = plan.problem
+        found, auto = (pb.algorithms(problem, ctx, algo=algo) for algo in ("measure", "auto"))
+        for name, verdict in found.items():
+            assert (verdict.applies, verdict.taken) == (auto[name].applies, auto[name].taken)
+            if verdict.applies:
+                assert verdict.why.endswith("would be timed first, and the fastest taken") != measured
+            else:
+                assert verdict == auto[name]
 
 
 @on_ranks(1, 2)

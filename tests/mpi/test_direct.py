@@ -219,23 +219,21 @@ def small_calls(ctx):
 @on_ranks(2, runner=run_on_one_node)
 def test_small_calls_stay_direct_after_measurements(comm, tuning_file):
     """What is measured decides between plans: a call that needs none stays direct, in later contexts as well."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", tuning_file)
-        for tuned in (True, False):
-            with pb.Context(comm, engine="host") as ctx:
-                if tuned:
-                    pb.tune(pb.matmul_allreduce, np.ones((64, 8)), np.ones((32, 8)), ctx)
-                    a = ctx.full((48, 48), 1.0, block=12)  # the sizes that are called below
-                    pb.tune(pb.matmul, a, a)
-                    pb.tune(pb.blas.trsm, a, a)
-                else:
-                    assert len(ctx.engine.measured.entries) == 3, "the tuning_file is read"
-                for name, call in small_calls(ctx).items():
-                    direct = ctx.engine.direct
-                    ctx.engine.direct = counted = Counted(direct)
-                    call()
-                    ctx.engine.direct = direct
-                    assert counted.done, f"{name}, {'tuned' if tuned else 'later'}"
+    for tuned in (True, False):
+        with pb.Context(comm, engine="host") as ctx:
+            if tuned:
+                pb.tune(pb.matmul_allreduce, np.ones((64, 8)), np.ones((32, 8)), ctx)
+                a = ctx.full((48, 48), 1.0, block=12)  # the sizes that are called below
+                pb.tune(pb.matmul, a, a)
+                pb.tune(pb.blas.trsm, a, a)
+            else:
+                assert len(ctx.engine.measured.entries) == 3, "the tuning_file is read"
+            for name, call in small_calls(ctx).items():
+                direct = ctx.engine.direct
+                ctx.engine.direct = counted = Counted(direct)
+                call()
+                ctx.engine.direct = direct
+                assert counted.done, f"{name}, {'tuned' if tuned else 'later'}"
 
 
 @on_ranks(1, 4)

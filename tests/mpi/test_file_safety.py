@@ -11,8 +11,8 @@ import os
 import shutil
 import stat
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -56,18 +56,6 @@ def values_of(ctx, path, dataset):
     return sorted(set(ctx.load(path, dataset=dataset, block=2).allgather().ravel().tolist()))
 
 
-@contextmanager
-def changed(where, **values):
-    before = {name: getattr(where, name) for name in values}
-    for name, value in values.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(where, name, value)
-
-
 # -- HDF5: one writer at a time
 
 
@@ -77,7 +65,7 @@ def test_locked(comm, directory):
     with (
         pb.Context(comm, engine="host") as ctx,
         pb.Context(comm, engine="host") as other,
-        changed(temporary, PATIENCE_SECONDS=0.02),
+        mock.patch.multiple(temporary, PATIENCE_SECONDS=0.02),
     ):
         a, b = ctx.full((4, 4), 1.0, block=2), other.full((4, 4), 2.0, block=2)
         a.save(path, dataset="old")
@@ -98,7 +86,7 @@ def test_locked(comm, directory):
                 fcntl.flock(opened, fcntl.LOCK_EX)
             comm.Barrier()
             words = ["another program writes it"]
-            with changed(hdf5, PATIENCE_SECONDS=0.02):
+            with mock.patch.multiple(hdf5, PATIENCE_SECONDS=0.02):
                 refuses(ctx, pb.ArgumentError, words, ctx.load, path, dataset="old")
         comm.Barrier()
         words = ["is locked", "open_file"]
@@ -410,7 +398,7 @@ def test_long_names(ctx, directory):
 def test_replaced_while_loaded(comm, directory):
     """Ranks never put together a matrix of two versions."""
     here = Path(directory)
-    with pb.Context(comm, engine="host") as ctx, changed(saving, TILE_BYTES=64):
+    with pb.Context(comm, engine="host") as ctx, mock.patch.multiple(saving, TILE_BYTES=64):
         for kind, (file, dataset) in FORMATS.items():
             for name in ("old", "new"):
                 (here / name).mkdir(exist_ok=True)
@@ -633,7 +621,7 @@ def test_zarr_saves(comm, ctx, directory):
         (here / "old.zarr" / "notes.txt").write_text("a user's")
     comm.Barrier()
     here_too = here / "new.zarr"
-    with changed(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
+    with mock.patch.multiple(saving.zarr, check_length=lambda _: zarr.open_group(here_too, mode="a")):
         words = ["another job made", "new.zarr"]
         refuses(ctx, pb.ArgumentError, words, a.save, here_too, dataset="x")
     if comm.rank == 0:  # a job was killed between two renames
@@ -682,7 +670,9 @@ def test_an_exception_at_any_step_loses_nothing(comm, directory, one_step):
     every = draws(499, long=9)
     with (
         pb.Context(engine="host") as ctx,
-        changed(temporary, renameat2=temporary.renameat2 if one_step else lambda *_: errno.EINVAL),
+        mock.patch.multiple(
+            temporary, renameat2=temporary.renameat2 if one_step else lambda *_: errno.EINVAL
+        ),
     ):
         matrices = [ctx.full((4, 4), float(value), block=2) for value in range(2)]
         for kind, (file, dataset) in FORMATS.items():

@@ -93,7 +93,7 @@ def test_the_choice_between_nodes(comm):
 def test_products_without_tokens(comm, tuning_file):
     """A product without tokens has an empty result, and times that are not kept."""
     x, w = np.ones((0, 3)), np.ones((2, 3))
-    with kept_in(tuning_file), pb.Context(comm, engine="host") as ctx:
+    with pb.Context(comm, engine="host") as ctx:
         for algo in ("push", "auto", "measure"):
             assert pb.matmul_allgather(x, w, ctx, algo=algo).shape == (0, 2 * comm.size)
         found = pb.tune(pb.matmul_allgather, x, w, ctx)
@@ -107,68 +107,47 @@ def test_products_without_tokens(comm, tuning_file):
     assert not Path(tuning_file).exists()
 
 
-@contextlib.contextmanager
-def kept_in(file):
-    before = os.environ.get("PBLASMP_TUNING")
-    os.environ["PBLASMP_TUNING"] = file
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PBLASMP_TUNING"]
-        else:
-            os.environ["PBLASMP_TUNING"] = before
-
-
 @on_ranks(1, 2, timeout=120)
 def test_tuning_writes_no_array_and_auto_goes_by_it(comm, tuning_file):
     x, w, out = np.ones((64, 8)), np.ones((32, 8)), np.full((64, 32), 7.0)
     how = {"beta": 1, "c": out, "out": out}
-    with kept_in(tuning_file):
-        with pb.Context(comm, engine="host") as ctx:
-            found = pb.tune(pb.matmul_allreduce, x, w, ctx, **how)
-            assert (out == 7).all()
-            assert found.best in found.seconds
-            assert found.file == tuning_file
-            with pb.plan(pb.matmul_allreduce, x, w, ctx, **how) as plan:
-                assert plan.report().algorithm == found.best
-                assert "measured on this machine" in str(plan.report())
-            a, b, d = (ctx.full((40, 40), 3.0, block=8) for _ in range(3))
-            assert pb.tune(pb.matmul, a, a, d, beta=2, out=d).best
-            assert pb.tune("trsm", a, b, out=b, uplo="L").best
-            assert (b.local == 3).all()
-            assert (d.local == 3).all()
-            refuses(
-                ctx,
-                pb.ArgumentError,
-                ["limit: expected a positive number"],
-                pb.tune,
-                pb.matmul,
-                a,
-                a,
-                limit=0,
-            )
-            progress, words = 3 if comm.rank == 0 else None, ["progress: expected a function", "got 3"]
-            refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
-            failing = (lambda done, total: total / done) if comm.rank == 0 else None  # done is 0 at first
-            refuses(ctx, ZeroDivisionError, ["zero"], pb.tune, pb.matmul, a, a, progress=failing)
-        with pb.Context(comm, engine="host") as later:  # reads the tuning_file
-            with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
-                verdict = plan.report().algorithms[found.best]
-                assert verdict.taken
-                assert "measured" in verdict.why
-            far = np.ones((64 * 64, 8)), np.ones((32 * 64, 8))
-            with pb.plan(pb.matmul_allreduce, *far, later) as plan:
-                assert "by rule" in str(plan.report())
-        if comm.rank == 0:
-            assert len(json.loads(Path(tuning_file).read_text())["measurements"]) == 3
+    with pb.Context(comm, engine="host") as ctx:
+        found = pb.tune(pb.matmul_allreduce, x, w, ctx, **how)
+        assert (out == 7).all()
+        assert found.best in found.seconds
+        assert found.file == tuning_file
+        with pb.plan(pb.matmul_allreduce, x, w, ctx, **how) as plan:
+            assert plan.report().algorithm == found.best
+            assert "measured on this machine" in str(plan.report())
+        a, b, d = (ctx.full((40, 40), 3.0, block=8) for _ in range(3))
+        assert pb.tune(pb.matmul, a, a, d, beta=2, out=d).best
+        assert pb.tune("trsm", a, b, out=b, uplo="L").best
+        assert (b.local == 3).all()
+        assert (d.local == 3).all()
+        refuses(
+            ctx, pb.ArgumentError, ["limit: expected a positive number"], pb.tune, pb.matmul, a, a, limit=0
+        )
+        progress, words = 3 if comm.rank == 0 else None, ["progress: expected a function", "got 3"]
+        refuses(ctx, pb.ArgumentTypeError, words, pb.tune, pb.matmul, a, a, progress=progress)
+        failing = (lambda done, total: total / done) if comm.rank == 0 else None  # done is 0 at first
+        refuses(ctx, ZeroDivisionError, ["zero"], pb.tune, pb.matmul, a, a, progress=failing)
+    with pb.Context(comm, engine="host") as later:  # reads the tuning_file
+        with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
+            verdict = plan.report().algorithms[found.best]
+            assert verdict.taken
+            assert "measured" in verdict.why
+        far = np.ones((64 * 64, 8)), np.ones((32 * 64, 8))
+        with pb.plan(pb.matmul_allreduce, *far, later) as plan:
+            assert "by rule" in str(plan.report())
+    if comm.rank == 0:
+        assert len(json.loads(Path(tuning_file).read_text())["measurements"]) == 3
 
 
 @on_ranks(2, runner=run_on_one_node, timeout=120)
 def test_plain_functions_go_by_what_is_measured_after_their_first_call(comm, tuning_file):
     """Plain functions keep their plans, but not when more is known."""
     x, w = np.ones((64, 8)), np.ones((32, 8))
-    with kept_in(tuning_file), pb.Context(comm, engine="host") as ctx, taken() as names:
+    with pb.Context(comm, engine="host") as ctx, taken() as names:
         for _ in range(2):
             pb.matmul_allreduce(x, w, ctx)
         before = {"two_shot": 2e-6, "push": 1e-6}  # none was measured so far
@@ -227,11 +206,10 @@ class FallsMethod(Method):
 
 @on_ranks(2, timeout=60, launch=True)
 def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(comm, tuning_file):
-    with kept_in(tuning_file):
-        ctx = pb.Context(comm, engine="host")
-        ctx.engine.methods = (FallsMethod(),)
-        expected = (RuntimeError, "fell") if comm.rank == 1 else (pb.ClosedError, "rank 1 left tune")
-        with pytest.raises(expected[0], match=expected[1]):
-            pb.tune(pb.matmul_allreduce, np.ones((16, 8)), np.ones((8, 8)), ctx)
-        with contextlib.suppress(pb.ClosedError):
-            ctx.close()
+    ctx = pb.Context(comm, engine="host")
+    ctx.engine.methods = (FallsMethod(),)
+    expected = (RuntimeError, "fell") if comm.rank == 1 else (pb.ClosedError, "rank 1 left tune")
+    with pytest.raises(expected[0], match=expected[1]):
+        pb.tune(pb.matmul_allreduce, np.ones((16, 8)), np.ones((8, 8)), ctx)
+    with contextlib.suppress(pb.ClosedError):
+        ctx.close()

@@ -253,41 +253,38 @@ def test_mistakes(comm, ctx):
 
 
 @on_ranks(2)
-def test_plans_of_vectors(comm, tuning_file):
+def test_plans_of_vectors(comm, ctx, tuning_file):
     """Functions of vectors that return one are tuned like others; scal takes itself, or its transpose."""
     rng = np.random.default_rng(67)
     square, left = np.eye(12) * 20 + rng.random((12, 12)), rng.random((12, 1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PBLASMP_TUNING", tuning_file)
-        with pb.Context(comm, engine="host") as ctx:
-            a = scattered(ctx, layout(rng, square.shape, comm.size), square)
-            for x in (ctx.scatter(left, block=3), ctx.scatter(left.T.copy(), block=3).T, ctx.full((1, 1), 7)):
-                before = x.allgather()
-                for out in (x, x.T):
-                    tuned = pb.tune(pb.blas.scal, x, alpha=3, out=out)
-                    same = np.array_equal(x.allgather(), before) and "moved" in tuned.seconds
-                    with pb.plan(pb.blas.scal, x, alpha=3, out=out) as plan:
-                        results = plan(), plan()
-                        same &= np.allclose(x.allgather(), 9 * before, rtol=1e-14) and results[1] is out
-                        plan(x=pb.blas.copy(x))  # another x, the same result
-                        same &= np.allclose(x.allgather(), 27 * before, rtol=1e-14)
-                    x[...] = before
-                    assert same, f"scal in place, {x.shape}, {out.shape}: {x.allgather()}"
-            x = ctx.scatter(left, block=3)
-            words = ["out: shares memory with x; expected x itself"]
-            part = {"alpha": 2, "out": x[1:6]}
-            refuses(ctx, pb.ArgumentError, words, pb.plan, pb.blas.scal, x[:5], **part)
-            found = pb.tune(pb.blas.gemv, a, x)
-            with pb.plan(pb.blas.gemv, a, x) as plan:
-                report = plan.report()
-                words = ["x: its layout is"]
-                refuses(ctx, pb.LayoutError, words, plan, x=a[:5, :1])
-            taken = report.algorithm == found.best and "measured on this machine" in str(report)
-            assert taken, f"gemv goes by its times: {report}"
-            for call in (pb.plan, pb.tune):
-                for function, given in ((pb.blas.dot, (x, x)), (pb.blas.nrm2, (x,)), (pb.blas.swap, (x, x))):
-                    words = [f"{call.__name__}: {function.__name__} is computed at once"]
-                    refuses(ctx, pb.ArgumentError, words, call, function, *given)
-            asks = pb.tune if comm.rank == 0 else pb.plan
-            words = ["what asks for it", "tune on rank 0", "plan on rank 1"]
-            refuses(ctx, pb.RankMismatchError, words, asks, pb.matmul, a, a)
+    a = scattered(ctx, layout(rng, square.shape, comm.size), square)
+    for x in (ctx.scatter(left, block=3), ctx.scatter(left.T.copy(), block=3).T, ctx.full((1, 1), 7)):
+        before = x.allgather()
+        for out in (x, x.T):
+            tuned = pb.tune(pb.blas.scal, x, alpha=3, out=out)
+            same = np.array_equal(x.allgather(), before) and "moved" in tuned.seconds
+            with pb.plan(pb.blas.scal, x, alpha=3, out=out) as plan:
+                results = plan(), plan()
+                same &= np.allclose(x.allgather(), 9 * before, rtol=1e-14) and results[1] is out
+                plan(x=pb.blas.copy(x))  # another x, the same result
+                same &= np.allclose(x.allgather(), 27 * before, rtol=1e-14)
+            x[...] = before
+            assert same, f"scal in place, {x.shape}, {out.shape}: {x.allgather()}"
+    x = ctx.scatter(left, block=3)
+    words = ["out: shares memory with x; expected x itself"]
+    part = {"alpha": 2, "out": x[1:6]}
+    refuses(ctx, pb.ArgumentError, words, pb.plan, pb.blas.scal, x[:5], **part)
+    found = pb.tune(pb.blas.gemv, a, x)
+    with pb.plan(pb.blas.gemv, a, x) as plan:
+        report = plan.report()
+        words = ["x: its layout is"]
+        refuses(ctx, pb.LayoutError, words, plan, x=a[:5, :1])
+    taken = report.algorithm == found.best and "measured on this machine" in str(report)
+    assert taken, f"gemv goes by its times: {report}"
+    for call in (pb.plan, pb.tune):
+        for function, given in ((pb.blas.dot, (x, x)), (pb.blas.nrm2, (x,)), (pb.blas.swap, (x, x))):
+            words = [f"{call.__name__}: {function.__name__} is computed at once"]
+            refuses(ctx, pb.ArgumentError, words, call, function, *given)
+    asks = pb.tune if comm.rank == 0 else pb.plan
+    words = ["what asks for it", "tune on rank 0", "plan on rank 1"]
+    refuses(ctx, pb.RankMismatchError, words, asks, pb.matmul, a, a)

@@ -368,14 +368,10 @@ def test_algorithms_that_refuse(comm: Any) -> None:
 @on_ranks(2)
 def test_measuring_in_the_first_pass(comm: Any, tuning_file: str) -> None:
     """``algo="measure"``, as of the functions of pblasmp."""
-    os.environ["PBLASMP_TUNING"] = tuning_file
-    try:
-        with host(comm) as ctx:
-            layer = pt.RowParallelLinear(12, 16, ctx=ctx, algo="measure")
-            layer(torch.ones(8, 12)[:, layer.shard])
-            assert len(ctx.engine.measured.entries) == 1
-    finally:
-        del os.environ["PBLASMP_TUNING"]
+    with host(comm) as ctx:
+        layer = pt.RowParallelLinear(12, 16, ctx=ctx, algo="measure")
+        layer(torch.ones(8, 12)[:, layer.shard])
+        assert len(ctx.engine.measured.entries) == 1
 
 
 # -- torch.compile
