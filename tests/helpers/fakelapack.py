@@ -305,6 +305,17 @@ def _qr(
     matrix(t, w, w, w, kind)[...] = block
 
 
+def _reflector(kind: Any, inner: int, ldi: int, t: int, ldt: int, tau: int, n: int, after: int) -> None:
+    scalars, of, to = vector(tau, n, kind), matrix(inner, n, n, ldi, kind), matrix(t, n, n, ldt, kind)
+    none = scalars == 0
+    if after:
+        np.fill_diagonal(to, scalars)
+        return
+    of[none] = 0
+    np.fill_diagonal(of, 1 / np.where(none, 1, scalars))
+    to[...] = np.diag(np.where(none, 0, 1))
+
+
 def _moves(pivots: int, count: int, first: int, back: int) -> list[tuple[int, int]]:
     others = vector(pivots, count, "i4") - 1 - first
     now = {row: row for row in sorted({*range(count), *others.tolist()})}
@@ -431,7 +442,7 @@ def _refine(
     (result if stays else right)[...] = known
 
 
-_PLAYED = {"look": _look, "judge": _judge, "qr": _qr, "exchange": _exchange}
+_PLAYED = {"look": _look, "judge": _judge, "qr": _qr, "exchange": _exchange, "reflector": _reflector}
 
 
 def _substitute(

@@ -336,13 +336,9 @@ class GpuFactorOperations(GpuOperations):
 
     def block_reflector(self, inner: Array, tau: Array, t: Array) -> None:
         """Queue the making of T: its inverse is the upper triangle of V^H V, with 1/tau on the diagonal. Local."""
-        xp, none = self.xp, tau == 0  # such a reflector is the identity: its row and column of T are zero
-        inner[...] = xp.where(none[:, None], tau.dtype.type(0), inner)
-        set_diagonal(xp, inner, 1 / xp.where(none, tau.dtype.type(1), tau))
-        t[...] = 0
-        set_diagonal(xp, t, xp.where(none, tau.dtype.type(0), tau.dtype.type(1)))
+        self.kernels.reflector(self._current(), inner, t, tau, after=False)
         self.trsm(1, inner, t, lower=False, unit=False)
-        set_diagonal(xp, t, tau)
+        self.kernels.reflector(self._current(), inner, t, tau, after=True)
 
 
 def _place(a: Array) -> tuple[int, int, int]:

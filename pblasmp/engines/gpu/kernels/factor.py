@@ -374,6 +374,20 @@ class FactorKernels(CompiledKernels):
         arguments = _at(v), leading(v), _at(t), _at(tau), _at(shown), _at(sizes), _at(count)
         self._launch("qr", "QqiiiQqQQQQQ", stream, a, _THREADS, arguments, {"WIDEST": widest})
 
+    def reflector(self, stream: Any, inner: Array, t: Array, tau: Array, *, after: bool) -> None:
+        """Queue what comes before or after the solution of ``inner x = t``, which makes T of ``inner``, V^H V.
+
+        Args:
+            stream: where it is queued.
+            inner, t: squares in F order.
+            tau: contiguous. Where it is zero, T has a row and a column of zeros.
+            after: the diagonal of T is written; before, both squares become those of the equations.
+        """
+        n, dtype = len(tau), np.dtype(tau.dtype)
+        kernel = self._of("reflector", cuda("reflector.cu"), "QqQqQii", dtype)
+        arguments = _at(inner), leading(inner), _at(t), leading(t), _at(tau), n, after
+        kernel(stream, (n, 1), min(_THREADS, -(-n // _WARP) * _WARP), arguments)
+
 
 def _rounded(count: int) -> int:
     """Return the least power of two that is not less: of each kernel there are few."""
