@@ -145,9 +145,10 @@ class SolveProduct(QueuedProduct):
         x = slabs.get(transport.rank)
 
         def prepare(i: int, found: Arrived) -> Step | None:
-            if coming:
+            step = self._prepared(x, i, found) if x is not None and x.size else None
+            if coming:  # triangles are inverted meanwhile
                 coming.pop(0).finish()
-            return self._prepared(x, i, found) if x is not None and x.size else None
+            return step
 
         def start(i: int) -> None:
             if i < len(self._in):
