@@ -384,7 +384,7 @@ class FactorKernels(CompiledKernels):
             after: the diagonal of T is written; before, both squares become those of the equations.
         """
         n, dtype = len(tau), np.dtype(tau.dtype)
-        kernel = self._of("reflector", cuda("reflector.cu"), "QqQqQii", dtype)
+        kernel = self._of("reflector", "QqQqQii", dtype)
         arguments = _at(inner), leading(inner), _at(t), leading(t), _at(tau), n, after
         kernel(stream, (n, 1), min(_THREADS, -(-n // _WARP) * _WARP), arguments)
 
