@@ -41,6 +41,9 @@ def plain_refusal(operands: Planned) -> str:
 
 def type_refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
     """Return why an engine's operations cannot compute these types in this way, or an empty string. Local."""
+    d = problem.d.dtype
+    if isinstance(problem, Level3Problem) and d.itemsize < 4:
+        return f"{problem.routine} is for float32, float64, complex64 and complex128, got {d.name}"
     if why := library_refusal(options, operands):
         return why
     return _fused_refusal(operands) or engine.operations.refusal(problem.a.dtype, options.compute)

@@ -79,6 +79,8 @@ def test_only_products_have_short_types(dtype):
     assert fault == (
         f"d: dtype is {dtype}, which only products have, expected one of float64, float32, complex128, complex64"
     )
+    faults = [fault for fault in Level3Problem("geadd", x, x).faults() if "dtype" in fault]
+    assert len(faults) == (dtype == E4)
 
 
 def test_c_has_sixteen_bits():

@@ -98,12 +98,8 @@ def sums_may_hang(version: int, d: MatrixDescriptor) -> bool:
 def level3_is_wrong(problem: Level3Problem, alpha: complex, version: int) -> str:
     """Return why cuBLASMp ``version`` gets a level-3 routine wrong, or must not be asked; or an empty string.
 
-    syr2k of 0.9.1 takes the conjugate of a complex alpha in the second of its products, as her2k does. Only
-    geadd has 16-bit types; 0.10 refuses them on processes that have a part of the product (shown for symm and syrk),
-    and others wait for these.
+    syr2k of 0.9.1 takes the conjugate of a complex alpha in the second of its products, as her2k does.
     """
-    if problem.routine != "geadd" and problem.d.dtype.itemsize == 2:
-        return f"cuBLASMp has no 16-bit types for {problem.routine}"
     if version >= _FIRST_SYR2K or problem.routine != "syr2k" or complex(alpha).imag == 0:
         return ""
     return (
