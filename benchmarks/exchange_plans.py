@@ -49,7 +49,9 @@ def planned(grid: Grid, block: int, start: int, panels: int, width: int, rank: i
             matrix, flip, False, needs(d, grid.size, which), outer, np.dtype(np.float64), "ab"[which]
         )
         found.append(Staging(engine, operand, domains, [(i * width, (i + 1) * width) for i in range(panels)]))
-    return time.process_time() - begin, sum(_parts(each) for staging in found for each in staging._exchanges)
+    return time.process_time() - begin, sum(
+        _parts(each) for staging in found for each in staging._moves if isinstance(each, Exchange)
+    )
 
 
 def _parts(exchange: Exchange) -> int:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from .. import _core
+from .. import __version__, _core
 from ..comm import (
     Agreement,
     Communicator,
@@ -421,11 +421,12 @@ class Runtime(Generic[Matrix]):
 def _free_name(engine: str, comm: Communicator) -> str:
     """Return a name for a context: the same as an earlier one's that is closed and had these ranks. Collective.
 
-    Compiled code has the name as a constant. A name is never that of two open contexts.
+    Compiled code has the name as a constant: what PyTorch keeps of another version is not taken. Two open contexts never
+    have one name.
     """
     processes = tuple((each.machine, each.process) for each in comm.locations())
     group = _groups.setdefault(processes, len(_groups) + 1)
-    ranks = f"rank {comm.rank} of {comm.size} on {engine}, group {group} #"
+    ranks = f"pblasmp {__version__}, rank {comm.rank} of {comm.size} on {engine}, group {group} #"
     return next(
         name
         for number in itertools.count(1)

@@ -16,6 +16,7 @@ def numbers(*shape):
 
 with pb.Context() as ctx:
     name, product = ctx.name, operators.product
+    assert pb.__version__ in name  # what PyTorch has compiled for another version is not taken
     for form in forms.FORMS:
         keep, given = forms.FORMS[form].gathers == "x", (numbers(8, 16), numbers(12, 16), numbers(12))
         yield_ = form, name, False, keep, True, None, "auto", "auto"
