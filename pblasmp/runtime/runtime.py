@@ -421,8 +421,8 @@ class Runtime(Generic[Matrix]):
 def _free_name(engine: str, comm: Communicator) -> str:
     """Return a name for a context: the same as an earlier one's that is closed and had these ranks. Collective.
 
-    Compiled code has the name as a constant: what PyTorch keeps of another version is not taken. Two open contexts never
-    have one name.
+    Compiled code has the name as a constant: what PyTorch keeps of another version is not taken. Two open contexts
+    never have one name.
     """
     processes = tuple((each.machine, each.process) for each in comm.locations())
     group = _groups.setdefault(processes, len(_groups) + 1)
