@@ -7,6 +7,7 @@ Each of these ranks receives a share, some columns of its own slab, and passes i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -125,10 +126,10 @@ class Passing:
         come = Side(rows, Axis(width, self._share, 0, count), shares.come, order)
         cut = Side(rows, Axis(nodes * width, self._share, 0, nodes * count), shares.given, order)
         whole = Side(rows, Axis(nodes * width, width, 0, nodes), shares.wanted, order)
-        self.exchanges = transport.exchange(given, come, dtypes[0]), transport.exchange(cut, whole, dtypes[1])
+        within = copy(transport.exchange(cut, whole, dtypes[1]))  # others may have the cached one
         # A rank's share is in its slab already; all ranks must know how much room messages take.
-        within = self.exchanges[1]
         within.copies, within.copied_bytes, within.largest_bytes = [], 0, shares.most
+        self.exchanges = transport.exchange(given, come, dtypes[0]), within
         mine, slabs = (np.flatnonzero(each.owners == rank).tolist() for each in (shares.come, shares.wanted))
         self._mine = [(i, *shares.come.coords[i].tolist()) for i in mine]
         self._slabs = [(i, int(shares.wanted.coords[i, 0])) for i in slabs]
