@@ -27,7 +27,7 @@ from pblasmp.engines.gpu.kernels.one_kernel import FORMS, Types, source, tiling,
 from pblasmp.resources import usable_cores  # noqa: E402
 
 TARGETS = "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"
-HOPPER = "sm_90a"  # what has its WGMMA
+HOPPER = "sm_90a"  # whose code may use WGMMA
 BLOCKS = {
     "sm_80": (108,),
     "sm_89": (142,),
@@ -76,7 +76,7 @@ def build(target: str) -> None:
 
 
 def main() -> None:
-    """Take the place of what was compiled before."""
+    """Compile for the targets given, or for all, in place of what was compiled before."""
     shutil.rmtree(compiler.SHIPPED, ignore_errors=True)
     compiler.SHIPPED.mkdir()
     for target in sys.argv[1:] or TARGETS:

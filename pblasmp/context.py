@@ -340,6 +340,8 @@ class Context(Runtime[DistributedMatrix]):
             OSError: the file cannot be opened; raised on every rank.
             ArgumentError: its name ends otherwise, it does not hold a readable matrix, or does not fit the descriptor;
                 raised on every rank.
+            RankMismatchError: the ranks name different files, also by one relative name in different working
+                directories.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         dtype = how.pop("dtype", None)

@@ -43,7 +43,7 @@ class Carrier(Communicator, Protocol):
 class Partners:
     """With whom a rank exchanges messages. Making one is local.
 
-    ``letters`` go to, ``boxes`` come from, a node and a rank each.
+    ``letters``: to whom this rank sends; ``boxes``: from whom it receives; each a node and a rank.
     """
 
     def __init__(self, rank: int, nodes: Sequence[tuple[int, ...]]) -> None:

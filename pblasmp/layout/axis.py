@@ -206,11 +206,11 @@ def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
     return ((block,) * full + (rest,) + (0,) * nprocs)[:nprocs]
 
 
-def fault_of_shares(held: Sequence[int]) -> str:
-    """Return what is wrong with how many indices each rank holds, "" if they are dealt out evenly. Local."""
+def fault_of_shares(held: Sequence[int], of: str = "") -> str:
+    """Return what is wrong with how many indices, tokens for example, each rank holds, "" if they are even. Local."""
     held, expected = [*held], [*even_counts(sum(held), len(held))]
     how = f"expected {expected}, as pblasmp.tensor_parallel.shard splits them"
-    return "" if held == expected else f"the ranks hold {held} of {sum(held)}, {how}"
+    return "" if held == expected else f"the ranks hold {held} of {f'{sum(held)} {of}'.rstrip()}, {how}"
 
 
 axis = lru_cache(4096)(Axis)

@@ -152,7 +152,7 @@ def _varied(
 class Kin:
     """A call from which others may be derived, and how it was computed. Local.
 
-    ``number`` is by which the ranks know it.
+    The ranks know it by ``number``.
     """
 
     number = 0

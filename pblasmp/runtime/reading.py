@@ -153,8 +153,8 @@ def context_of(call: str, *matrices: object) -> Runtime[Any]:
 def refuse(call: str, error: Exception, *values: object, waits_in: str | None = None) -> NoReturn:
     """Raise what is wrong with a call on all ranks of its context, which ``context_of`` finds. Collective over it.
 
-    Without an open context, raise it here: local. Other ranks may wait in a call of another name, or, if it is unknown,
-    of an empty one.
+    Without an open context, raise it here: local. ``waits_in`` is the call in which other ranks wait, if not this one;
+    empty if it is unknown.
     """
     try:
         ctx = context_of(call if waits_in is None else waits_in, *values)

@@ -235,6 +235,6 @@ def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
     counts[mesh.get_local_rank()] = mine
     _sum(counts, mesh, f"{tuple(counts.shape)}")
     found: list[int] = counts.tolist()
-    if fault := fault_of_shares(found):
-        raise ArgumentError(f"SequenceParallel: of the tokens {fault}")
+    if fault := fault_of_shares(found, "tokens"):
+        raise ArgumentError(f"SequenceParallel: {fault}")
     return sum(found)

@@ -56,7 +56,7 @@ OLD = {
 """Why a fault is not shown with 0.7 and 0.8."""
 
 
-def anywhere(ctx: pb.Context, check: Callable[..., Any], *args: Any, **how: Any) -> str:
+def first_fault(ctx: pb.Context, check: Callable[..., Any], *args: Any, **how: Any) -> str:
     """Return what a check says on the first rank where it fails, or an empty string. Collective."""
     return next(filter(None, ctx.comm.allgather(failure(check, *args, **how))), "")
 
@@ -74,7 +74,7 @@ def faults_of(ctx: pb.Context, problems: list[pb.MatmulProblem], algo: str = "au
             except pb.StatusError as error:  # on every rank, as 0.7 and 0.8 do
                 found.append(str(error))
                 continue
-            found.append(anywhere(ctx, check_local, ctx, out, product_part(ctx, p, values, 1, 0)))
+            found.append(first_fault(ctx, check_local, ctx, out, product_part(ctx, p, values, 1, 0)))
     return [fault for fault in found if fault]
 
 
@@ -135,7 +135,9 @@ def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     for algo in ("auto", "default"):  # "auto" may take an algorithm that is not cuBLASMp's
         check_epilogue(ctx, rng, p, kind, algo=algo)
     monkeypatch.setattr(epilogues, "why_not_fused", lambda *_: "")
-    assert anywhere(ctx, check_epilogue, ctx, rng, p, kind, algo="default"), f"cuBLASMp {ctx.engine.version}"
+    assert first_fault(ctx, check_epilogue, ctx, rng, p, kind, algo="default"), (
+        f"cuBLASMp {ctx.engine.version}"
+    )
 
 
 def test_syr2k_of_a_complex_alpha(ctx, monkeypatch):
@@ -145,5 +147,7 @@ def test_syr2k_of_a_complex_alpha(ctx, monkeypatch):
         check_random_call(ctx, "syr2k", algo, seed, **how)  # right, or refused
     if ctx.engine.version < 1000:
         monkeypatch.setattr(faults, "level3_is_wrong", lambda *_: "")
-        found = [anywhere(ctx, check_random_call, ctx, "syr2k", "cublasmp", seed, **how) for seed in range(4)]
+        found = [
+            first_fault(ctx, check_random_call, ctx, "syr2k", "cublasmp", seed, **how) for seed in range(4)
+        ]
         assert any(found), f"cuBLASMp {ctx.engine.version}"

@@ -32,7 +32,7 @@ class Case(tensor_cases.Case):
         tensor_cases.on_gpu(self)
         self.ctx = ctx
 
-    def is_right(self, got: Any, expected: np.ndarray) -> None:
+    def check_result(self, got: Any, expected: np.ndarray) -> None:
         """Fail if this rank's array is not as expected."""
         limit = 2.0**-7 if self.dtype.itemsize == 2 else 0  # partial sums of 16-bit results travel in 16 bits
         assert got.shape == expected.shape
@@ -43,8 +43,8 @@ def test_gathered_input(ctx):
     for t in (8 * ctx.size, 8 * ctx.size + 3):
         case = Case(ctx, "allgather_matmul", "bfloat16", t, 16 * ctx.size, 64)
         y, gathered = case(ctx, return_gathered=True)
-        case.is_right(y, case.expected())
-        case.is_right(gathered, case.x)
+        case.check_result(y, case.expected())
+        case.check_result(gathered, case.x)
 
 
 def test_plans_read_symmetric_memory_in_place(ctx):
@@ -53,11 +53,11 @@ def test_plans_read_symmetric_memory_in_place(ctx):
         buffer = plan.input_buffer()
         buffer[...] = case.local_x
         for _ in range(3):
-            case.is_right(plan(), case.expected())
+            case.check_result(plan(), case.expected())
         assert "is in symmetric memory" in str(plan.report())
         assert plan.input_buffer() is buffer
         other = case.local_x + case.local_x
-        case.is_right(plan(other), case.expected(2))
+        case.check_result(plan(other), case.expected(2))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -701,7 +701,7 @@ def _check_numbers(
     kinds = {"dot": x.dtype, "norm2": real, "asum": real, "amax": x.dtype, "indx": np.dtype("int32")}
     told = {each: np.full(1, 77, kinds[each]) for each in row.numbers}
     known: dict[str, Any] = {"n": n, **told}
-    everywhere = []
+    told_here = []
     for v, each in given.items():
         each.put(values[v].reshape(each.matrix.shape))
         array, i, j, desc = each.matrix.to_scalapack(context=context)
@@ -715,7 +715,7 @@ def _check_numbers(
         d, flat = each.matrix.descriptor, known[f"inc{v}"] == desc[2]  # all is a row in a matrix of one row
         place = d.grid.coords(each.matrix.context.rank)
         here = [place[i] == axis.owner(0) for i, axis in enumerate((d.rows, d.cols) if n else ())]
-        everywhere.append(n > 0 and (all(here) if n == desc[2] == 1 else here[0 if flat else 1]))
+        told_here.append(n > 0 and (all(here) if n == desc[2] == 1 else here[0 if flat else 1]))
     returned = run(*(known[each] for each in row.names))
     at, first = int(sizes.argmax()) if n else 0, known["jx" if known["incx"] == known["descx"][2] else "ix"]
     if "indx" in told and isinstance(run, partial) and told["indx"][0]:
@@ -726,7 +726,7 @@ def _check_numbers(
         "norm2": np.sqrt((abs(x.astype("complex128")) ** 2).sum()), "amax": x[at] if n else 0, "indx": at + first,
     }  # fmt: skip
     for each, found in told.items():
-        wanted = expected[each] if any(everywhere) else 0
+        wanted = expected[each] if any(told_here) else 0
         near = 4 * np.finfo(real).eps * abs(wanted) if each == "norm2" else 0
         assert abs(found[0] - wanted) <= near, f"{case}: {each} is {found[0]}, expected {wanted}"
     if told and not isinstance(run, partial):

@@ -46,10 +46,14 @@ def grids(ctx, slk=None):
 
 
 def shared_out(comm, cases):
-    """All cases on one rank, in the long form on four; on two half of them, on more, or others, the other half."""
+    """The cases of this number of ranks: all on one, the first half on two, the second on more.
+
+    In the long form, all are on four ranks, the first half on one, five and six, the second on two and three.
+    """
     if comm.size == (4 if is_long() else 1):
         return cases
-    return itertools.islice(cases, int(comm.size in (2, 3) if is_long() else comm.size > 2), None, 2)
+    second = comm.size in (2, 3) if is_long() else comm.size > 2
+    return itertools.islice(cases, int(second), None, 2)
 
 
 def each_its_own(comm, routine, apart):

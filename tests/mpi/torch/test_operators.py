@@ -30,7 +30,7 @@ with pb.Context() as ctx:
         # without a gradient it computes at once, without a look at operands like earlier ones
         assert not called & {"redispatch", "seen_of"}, form
     x = numbers(8, 16)
-    for forward, back in (("same", "sum"), ("sum", "same"), ("part", "gather"), ("gather", "part")):
+    for forward, back in (("same", "sum"), ("sum", "same"), ("part", "gather"), ("gather", "part"), ("gather", "same")):
         torch.library.opcheck(regions.region, (x, name, forward, back, 0, 8 if forward == "gather" else None))
     words, weight = torch.arange(8), numbers(20, 16)
     torch.library.opcheck(vocabulary.vocab_embedding, (words, weight, name, 20, -1, False))

@@ -155,7 +155,7 @@ def test_every_signal_is_needed(p):
         for number in middle[rank % 2 :: draws(2, long=1)]:
             if names[number] == "await all" and not case.pushed[rank].sent_bytes:
                 continue  # who sends nothing overwrites nothing
-            if not is_missed(attempt, (rank, number), range(16)):
+            if not is_missed(attempt, (rank, number), range(16), (AttributeError, IndexError, TypeError)):
                 unneeded.append((rank, number, names[number]))
     assert not unneeded
 
