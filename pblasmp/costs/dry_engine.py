@@ -243,7 +243,7 @@ class DryTransport(Transport):
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
         self.messages: Counter[int] = Counter()
-        self.moves: dict[tuple[int, int, str, int, int | None], list[tuple[Side, Side]]] = {}
+        self.moves: dict[tuple[int, int, str, int, int | None, bool], list[tuple[Side, Side]]] = {}
         self.kept = Kept(min(ranks.size, ranks.per_node))
         self._exchanges = 0
 
@@ -257,7 +257,9 @@ class DryTransport(Transport):
             raise ArgumentError(
                 f"a problem of more than {MOST_EXCHANGES // 2} panels is too large to be counted panel by panel"
             )
-        return SimpleNamespace(src=src, dst=dst, dtype=dtype, order=dst.order, sent_bytes=0, copied_bytes=0)
+        return SimpleNamespace(
+            src=src, dst=dst, dtype=dtype, order=dst.order, sent_bytes=0, copied_bytes=0, copies=None
+        )
 
     def start(self, sends: Sequence[tuple[Ghost, int]], receives: Sequence[tuple[Ghost, int]]) -> _Done:
         """Count messages. Local."""
@@ -280,7 +282,8 @@ class DryTransport(Transport):
         del src, dst, conjugate
         x = exchange.src, exchange.dst
         cut = slots if self.cuts else None
-        key = id(x[0].cells), id(x[1].cells), x[1].order, exchange.dtype.itemsize, cut
+        copies = exchange.copies is None  # else what is a rank's own is in its place already
+        key = id(x[0].cells), id(x[1].cells), x[1].order, exchange.dtype.itemsize, cut, copies
         self.moves.setdefault(key, []).append(x)
         return _Done()
 

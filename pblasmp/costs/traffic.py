@@ -82,8 +82,10 @@ def traffic(
     numbers = np.searchsorted([run.engine.transport.rank for run in runs], like)
     every = {name: in_64_bits([run.numbers[name] for run in runs], asked)[numbers] for name in first.numbers}
     counts = Counts(*(every.pop(each.name) for each in fields(Counts)))
-    for (_, _, _, itemsize, slots), moves in asks.moves.items():
-        counts.add(counts_of(moves, itemsize, ranks.size, ranks.nodes, slots))
+    for (_, _, _, itemsize, slots, copies), moves in asks.moves.items():
+        moved = counts_of(moves, itemsize, ranks.size, ranks.nodes, slots)
+        moved.copied_bytes *= copies
+        counts.add(moved)
     pieces = max((1, *map(len, asks.moves.values()), *asks.messages.values()))  # of an operand, or to a rank
     return Traffic(
         str(problem), first.algorithm, first.path, ranks.size, ranks.per_node, like=numbers,

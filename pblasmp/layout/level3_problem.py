@@ -204,7 +204,8 @@ class Level3Problem(Problem):
         # cuBLASMp has 16 bits for geadd alone. Others it refuses where there is a part of D, while other ranks wait.
         legal = DTYPES if self.routine == "geadd" else BLAS_TYPES
         if self.d.dtype.name not in legal:
-            yield f"{d}: dtype is {self.d.dtype.name}, which only products have, expected one of {', '.join(legal)}"
+            expected = f"expected one of {', '.join(legal)}"
+            yield f"{d}: dtype is {self.d.dtype.name}, which {self.routine} does not have, {expected}"
         for name in "abc":
             x = getattr(self, name)
             if x is not None and x.dtype != self.d.dtype:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on matrices of CPU ranks whose arguments the core reads: those that write into ``out`` and look quite usual."""
+"""Calls on matrices whose arguments the core reads: those that write into ``out`` and look quite usual."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_refusals(comm, ctx):
          lambda: pb.blas.trsm(a[:4, :4], b[:4, :4], out=b[2:6, :4])),
         (pb.UnsupportedError, ["geadd is for float32, float64, complex64 and complex128, got float16"],
          lambda: pb.blas.geadd(half, half)),
-        (pb.LayoutError, ["dtype is float16, which only products have, expected one of float64, float32,"],
+        (pb.LayoutError, ["dtype is float16, which syrk does not have, expected one of float64, float32,"],
          lambda: pb.blas.syrk(half)),
         (pb.UnsupportedError, ["'shared', 'gathered', 'panels', 'stationary' here, got 'summed'"],
          lambda: pb.blas.trsm(a, b, algo="summed")),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dry counts against what ranks report and send: every descriptor file, routine, form, move and algorithm."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -172,6 +173,17 @@ def of_routines(ctx, per_node):
                 with pb.plan(name, **args, out=x["d"], algo=algo, **flags, **how) as plan:
                     case, beta = f"{name} {flags} {algo}", how.get("beta", 0)
                     yield comparison(case, ctx, wire, plan, plan, p, algo, per_node, beta=beta)
+
+
+@on_ranks((4, 2), *only_long((6, 2), (6, 3)))
+def test_slabs_that_ranks_pass_on(comm, ctx):
+    """Large slabs in memory of each rank come to a node in shares: those of its own a rank does not copy."""
+    wire, n, per_node = Wire(ctx), 520, int(os.environ["PBLASMP_RANKS_PER_NODE"])
+    d = pb.MatrixDescriptor((n, n), (52, 40), pb.Grid(comm.size, 1))
+    a, out, p = ctx.eye(d), ctx.empty(d), pb.MatmulProblem(d, d, d)
+    for algo in ("gathered", "panels"):
+        with pb.plan(pb.matmul, a, a, out=out, algo=algo) as plan:
+            comparison(algo, ctx, wire, plan, plan, p, algo, per_node)()
 
 
 def of_forms(ctx, per_node):

@@ -77,7 +77,7 @@ def test_only_products_have_short_types(dtype):
     x = pb.MatrixDescriptor((32, 32), (16, 16), GRID, dtype=dtype)
     (fault,) = [fault for fault in Level3Problem("syrk", x, x).faults() if "dtype" in fault]
     assert fault == (
-        f"d: dtype is {dtype}, which only products have, expected one of float64, float32, complex128, complex64"
+        f"d: dtype is {dtype}, which syrk does not have, expected one of float64, float32, complex128, complex64"
     )
     faults = [fault for fault in Level3Problem("geadd", x, x).faults() if "dtype" in fault]
     assert len(faults) == (dtype == E4)

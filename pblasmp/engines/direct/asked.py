@@ -285,7 +285,7 @@ class Asked(NamedTuple):
 
 
 class RoutineForm(Protocol):
-    """A routine, one of PBLAS for one type: the compiled core itself reads the arguments of its calls.
+    """A routine, of PBLAS for one type or of matrices: the compiled core itself reads the arguments of its calls.
 
     Attributes:
         call, routine: as in ``Asked``.

@@ -43,9 +43,8 @@ class QueuedSpread(Sides):
         self._x: Array = None  # all right-hand sides, in C order; None before and after the sweeps
         # which rows of x are right: "terms" of sums over the ranks, "own" of this rank's panels, or "all"
         self._rows = "terms"
-        self._asked: tuple[bool, bool] | None = (
-            None  # which triangles: lower ones, with ones on their diagonals
-        )
+        # which triangles: lower ones, with ones on their diagonals
+        self._asked: tuple[bool, bool] | None = None
         self._numbers = {k: i for i, k in enumerate(panels.mine)}
         held = self._columns * self._shape.width * self._item
         self._by_kernel = self._columns <= FEW and held <= _HELD

@@ -18,11 +18,7 @@ from ..protocol import SHARE, Transfer, Transport
 
 
 class Buffers:
-    """Named buffers that all products of an engine use, one product at a time.
-
-    Attributes:
-        node: likewise.
-    """
+    """Named buffers that all products of an engine use, one at a time; some are shared by the ranks of a node."""
 
     def __init__(self, node: Communicator) -> None:
         self.node = node

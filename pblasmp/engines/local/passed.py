@@ -154,8 +154,11 @@ class _UnderWay:
 
     def __init__(self, passing: Passing, coming: Transfer, *about: Any) -> None:
         self._passing, self._coming, self._about = passing, coming, about
+        self._ended = False
 
     def finish(self) -> None:
-        """Pass on what has come, and wait for what others pass on. Collective over the ranks."""
-        self._coming.finish()
-        self._passing.pass_on(*self._about).finish()
+        """Pass on what has come, and wait for what others pass on. Collective over the ranks, but if it is done."""
+        if not self._ended:
+            self._ended = True
+            self._coming.finish()
+            self._passing.pass_on(*self._about).finish()

@@ -287,7 +287,7 @@ def test_narrow_types_are_refused_before_they_run(ctx, lib, routine, dtype):
     a, b = (ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype=dtype)) for _ in range(2))
     function, operands = getattr(pb.blas, routine), (a, b)[: len(ROUTINES[routine].required)]
     before = len(lib.calls)
-    with pytest.raises(pb.LayoutError, match=f"dtype is {dtype}, which only products have"):
+    with pytest.raises(pb.LayoutError, match=f"dtype is {dtype}, which {routine} does not have"):
         function(*operands, algo="cublasmp")
     assert len(lib.calls) == before
     assert pb.algorithms(pb.blas.geadd, a, b)["cublasmp"]

@@ -153,9 +153,8 @@ class GpuDirect(Direct):
         """Return what the core finds in a call, ``look`` of arguments.h; None if it is not for direct calls. Local."""
         if self._core is None:
             return None
-        look: Any = np.empty(
-            objects.LOOK, np.int64
-        )  # of its own: another thread's call may be read meanwhile
+        # Its own memory: another thread's call may be read meanwhile.
+        look: Any = np.empty(objects.LOOK, np.int64)
         if isinstance(asked, Asked):
             objects.ASKS.pack_into(look, 0, 0, id(asked), self._held, ROUTINE_NUMBERS[asked.routine])
         else:
