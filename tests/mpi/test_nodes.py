@@ -22,11 +22,11 @@ from pblasmp.cli.seats import Seat, faults_of_seats, lines_of_seats, seats_of_ra
 from pblasmp.comm import gather_on, open_boards, vote_on, wrap
 from pblasmp.comm.mpi_communicator import MpiCommunicator
 from tests.helpers import inside
-from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, scattered
+from tests.helpers.cases import check_array, check_matrix, grids, layout, numbers, pick, scattered
 from tests.helpers.limits import changed_limits
 from tests.helpers.mpi import on_ranks, run_mpi, run_torch, starts_ranks
 from tests.helpers.pairs import pairs
-from tests.helpers.slow import only_long
+from tests.helpers.slow import draws, only_long
 from tests.helpers.tensor_cases import FORMS, Case, other_split, shard, sizes
 
 pytestmark = starts_ranks
@@ -130,11 +130,10 @@ def test_products_of_parts(comm, ctx):
     rng = np.random.default_rng(66)
     with changed_limits(dealt=1, tiny=0):
         post = inside.of_the_core(ctx)
-        cases = pairs(
-            "NTC", "NTC", "FC", "FC", "dz", (0, 1), (0, -1), grids(comm.size)[1:], grids(comm.size)[1:]
-        )
-        for number, (op_a, op_b, order, other, letter, source, beta, grid, of_d) in enumerate(cases):
+        cases = pairs("NTC", "NTC", "FC", "FC", "dz", (0, 1), (0, -1), range(draws(5, long=10)))
+        for number, (op_a, op_b, order, other, letter, source, beta, _) in enumerate(cases):
             dtype, (m, n, k) = np.dtype({"d": "f8", "z": "c16"}[letter]), rng.integers(9, 40, 3)
+            grid, of_d = pick(rng, grids(comm.size)[1:]), pick(rng, grids(comm.size)[1:])
             values = [numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n))]
             turn = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
             last = grid.nprow - 1, grid.npcol - 1
