@@ -86,6 +86,7 @@ def traffic(
         moved = counts_of(moves, itemsize, ranks.size, ranks.nodes, slots)
         moved.copied_bytes *= copies
         counts.add(moved)
+        del moved  # before the next ones are made
     pieces = max((1, *map(len, asks.moves.values()), *asks.messages.values()))  # of an operand, or to a rank
     return Traffic(
         str(problem), first.algorithm, first.path, ranks.size, ranks.per_node, like=numbers,

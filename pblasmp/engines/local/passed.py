@@ -64,6 +64,8 @@ def shares_of(
         width: columns of a slab.
         itemsize: bytes of an element.
     """
+    if len(nodes) ** 2 > _MOST:
+        return None
     node = {rank: i for i, ranks in enumerate(nodes) for rank in ranks}
     sharing: dict[tuple[int, int], list[int]] = {}
     for rank, processes in enumerate(needs):
