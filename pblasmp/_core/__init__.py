@@ -236,6 +236,6 @@ def why_not() -> str:
 
 
 def stale() -> str:
-    """Return why a core that has been compiled is not used, though nobody has asked for that; else "". Local."""
+    """Return why the compiled core is not used although nobody turned it off; "" otherwise. Local."""
     why = why_not()
     return why if LIBRARY.exists() and os.environ.get(_VARIABLE) != "0" else ""

@@ -191,8 +191,8 @@ def _arrays(ctx: Context) -> Any:
 def trials(ctx: Context, n: int) -> Iterator[Trial]:
     """Yield the library's calls by each algorithm that applies here. Collective over the context.
 
-    A trial is to be run before the next one is asked for. Matrices have order n; the tensor-parallel products have 4n
-    tokens, 2n inputs and 2n outputs.
+    Run each trial before you ask for the next. Matrices have order n; tensor-parallel products have 4n tokens, 2n
+    inputs and 2n outputs.
     """
     yield from _parallel_trials(ctx, 4 * n, 2 * n)
     yield from _matrix_trials(ctx, n)

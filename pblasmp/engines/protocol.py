@@ -106,8 +106,8 @@ class Transport(Protocol):
         """Return the exchange plan between two layouts; the last few are cached. Local."""
         return self._plans(src, dst, dtype)
 
-    def gathers(self, exchange: Exchange) -> bool:
-        """Return whether a collective brings each element to each node once. Local."""
+    def gathers(self, src: Side, dst: Side, dtype: np.dtype) -> bool:
+        """Return whether a collective makes this exchange, and brings each element to each node once. Local."""
         return False
 
     def message_bytes(self, exchange: Exchange) -> int:

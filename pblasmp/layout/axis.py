@@ -209,8 +209,11 @@ def even_counts(extent: int, nprocs: int) -> tuple[int, ...]:
 def fault_of_shares(held: Sequence[int], of: str = "") -> str:
     """Return what is wrong with how many indices, tokens for example, each rank holds, "" if they are even. Local."""
     held, expected = [*held], [*even_counts(sum(held), len(held))]
-    how = f"expected {expected}, as pblasmp.tensor_parallel.shard splits them"
-    return "" if held == expected else f"the ranks hold {held} of {f'{sum(held)} {of}'.rstrip()}, {how}"
+    total, how = (
+        f"{sum(held)} {of}".rstrip(),
+        f"expected {expected}, as pblasmp.tensor_parallel.shard splits them",
+    )
+    return "" if held == expected else f"the ranks hold {held} of {total}, {how}"
 
 
 axis = lru_cache(4096)(Axis)

@@ -242,7 +242,7 @@ def dealt(d, nodes, width, workers):
 
 
 def in_own_memory(ctx, sent_by_mpi, nodes, *grids):
-    """Of large matrices that holds, too, where each rank has slabs of its own: ranks pass on what has come."""
+    """The same holds for large matrices when each rank has its own slabs: ranks pass on what they receive."""
     n = 520
     whole = np.arange(n * n).reshape(n, n) % 7 - 3.0
     a, b = (ctx.scatter(whole, pb.MatrixDescriptor((n, n), (52, 40), grid)) for grid in grids)

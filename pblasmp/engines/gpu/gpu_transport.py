@@ -69,9 +69,12 @@ class GpuTransport(Transport):
         """Return whether messages to ranks whose memory this GPU reaches are pushed by copy engines. Local."""
         largest = exchange.largest_bytes
         fits = self.inbox is not None and largest > 0 and self.inbox.takes(largest)
-        return fits and not self.gathers(exchange)
+        return fits and not self.by_all_gather(exchange)
 
-    def gathers(self, exchange: Exchange) -> bool:
+    def gathers(self, src: Side, dst: Side, dtype: np.dtype) -> bool:
+        return self.by_all_gather(self.exchange(src, dst, dtype))
+
+    def by_all_gather(self, exchange: Exchange) -> bool:
         """Return whether NCCL's AllGather does an exchange: it sends to each node once, in larger chunks. Local."""
         return len(self.domains) > 1 and exchange.gathers
 
@@ -227,7 +230,7 @@ class _QueuedExchange:
             packs = {rank: messages[same] for rank, same in exchange.alike.items() if rank in near}
             self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
-        gathers = transport.gathers(exchange)
+        gathers = transport.by_all_gather(exchange)
         for rank in () if gathers else sorted({*exchange.sends, *exchange.receives} - near):
             sends += [(self._message(part), rank) for part in exchange.sends.get(rank, ())]
             receives += [(self._place(part), rank) for part in exchange.receives.get(rank, ())]

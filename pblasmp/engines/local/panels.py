@@ -196,12 +196,16 @@ class Staging:
             given = Side(side.rows.window(*ends), side.cols.window(start, stop), side.cells, side.order)
             wanted = Side(self._rows[-1], Axis.whole(stop - start), cells, order)
             dtypes = operand.matrix.dtype, operand.dtype
-            exchange = transport.exchange(given, wanted, dtypes[0])
             about = side, outer, operand.needs, nodes, stop - start, operand.dtype.itemsize
-            shares = shares_of(*about) if apart and not transport.gathers(exchange) else None
-            passing = shares and Passing(transport, shares, given, self._rows[-1], order, dtypes)
-            self._moves.append(passing or exchange)
-            exchanges.append(passing.exchanges if passing else (exchange,))
+            shares = shares_of(*about) if apart else None
+            if shares is None or transport.gathers(given, wanted, dtypes[0]):
+                exchange = transport.exchange(given, wanted, dtypes[0])
+                self._moves.append(exchange)
+                exchanges.append((exchange,))
+            else:
+                passing = Passing(transport, shares, given, self._rows[-1], order, dtypes)
+                self._moves.append(passing)
+                exchanges.append(passing.exchanges)
         self.sent_bytes = sum(each.sent_bytes for each in chain(*exchanges))
         self.copied_bytes = sum(each.copied_bytes for each in chain(*exchanges))
         self.message_bytes = [sum(map(transport.message_bytes, each)) for each in exchanges]

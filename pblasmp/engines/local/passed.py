@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slabs that several ranks of a node multiply, each in memory of its own: they come to the node once.
+"""Slabs that several ranks of a node multiply, each in its own memory: they are sent to the node once.
 
-Each of these ranks receives a share, some columns of its own slab, and passes it on to the others.
+Each of these ranks receives a share, some columns of its slab, and passes it on to the others.
 """
 
 from __future__ import annotations
